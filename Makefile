@@ -1,0 +1,38 @@
+# Every target makes .venv by itself; nothing else needs to be installed first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PEERS := $(VENV)/.peers
+
+.PHONY: install demo test lint bench clean
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev]"
+	touch $@
+
+$(PEERS): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev,peers]"
+	touch $@
+
+demo: $(READY)
+	$(BIN)/terrine compare --noise 4 --rate 0.01 --delta 1e-5 --epochs 400 --plot demo/accountants.png
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(PEERS)
+	$(BIN)/python benchmarks/accounting.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo build dist

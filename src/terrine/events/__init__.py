@@ -1,0 +1,53 @@
+"""What happened to the data, as frozen values: public records that can be priced without the data."""
+
+from terrine.events.budget import Budget
+from terrine.events.codec import from_json, to_json
+from terrine.events.compose import (
+    Composed,
+    Event,
+    Repeated,
+    Reproducible,
+    is_reproducible,
+    settled_neighbours,
+    settled_unit,
+)
+from terrine.events.noise import (
+    ApproximateDP,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    PureDP,
+    RandomizedResponse,
+    Selection,
+)
+from terrine.events.relation import Neighbours, Unit
+from terrine.events.sampling import FixedSizeSampled, PoissonSampled, ShuffledEpoch
+
+__all__ = [
+    "ApproximateDP",
+    "Budget",
+    "Composed",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "Event",
+    "FixedSizeSampled",
+    "Gaussian",
+    "Laplace",
+    "Neighbours",
+    "NonPrivate",
+    "PoissonSampled",
+    "PureDP",
+    "RandomizedResponse",
+    "Repeated",
+    "Reproducible",
+    "Selection",
+    "ShuffledEpoch",
+    "Unit",
+    "from_json",
+    "is_reproducible",
+    "settled_neighbours",
+    "settled_unit",
+    "to_json",
+]
