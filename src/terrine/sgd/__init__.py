@@ -1,0 +1,1 @@
+"""DP-SGD on any PyTorch model."""
