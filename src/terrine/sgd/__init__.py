@@ -1,1 +1,0 @@
-"""DP-SGD on any PyTorch model."""
