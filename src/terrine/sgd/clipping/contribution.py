@@ -80,6 +80,10 @@ class Outer:
             return squared_rows(self.inputs.flatten(1)) * squared_rows(self.gradients.flatten(1))
         if prefers_direct(positions, width, height):
             return squared_rows(self._direct())
+        return self.ghost()
+
+    def ghost(self) -> Tensor:
+        """The squared norms by Gram matrices."""
         inner = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
         outer = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
         return torch.bmm(inner.view(len(inner), 1, -1), outer.view(len(outer), -1, 1)).view(-1)
@@ -166,6 +170,12 @@ def together(parts: list[Contribution]) -> Contribution:
     for part in parts[1:]:
         total += part.dense()
     return Dense(total)
+
+
+def kept(part: Contribution) -> int:
+    """The bytes of the per-example gradients a contribution keeps, if it does."""
+    rows = getattr(part, "_rows", None)
+    return 0 if rows is None else rows.numel() * rows.element_size()
 
 
 def squared_rows(rows: Tensor) -> Tensor:

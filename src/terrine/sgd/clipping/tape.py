@@ -17,16 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from terrine.errors import TerrineError
-from terrine.sgd.clipping.axis import FRONT, Where, fits, follow
-from terrine.sgd.clipping.contribution import Contribution
+from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow
+from terrine.sgd.clipping.contribution import Contribution, kept
 from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
 
 log = logging.getLogger("terrine.sgd")
-
-
-class Unfollowed(TerrineError):
-    """The tape cannot tell how an operation treats the examples; the caller takes the slow exact way."""
 
 
 @dataclass(eq=False)
@@ -56,6 +51,7 @@ Forward = Callable[["Tape", Use], Any]
 
 RULES: dict[Any, Rule] = {}
 FORWARDS: dict[Any, Callable[..., Any]] = {}  # functions computed in another way while watched
+PREPARE: dict[Any, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {}  # functions that like their arguments otherwise
 
 
 def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
@@ -80,6 +76,7 @@ class Tape(TorchFunctionMode):
         self.anchor = torch.zeros((), requires_grad=True)
         self.squares: dict[str, Tensor] = {}
         self.heard = False
+        self.bytes = 0  # of what the uses keep
         self._key = object()
 
     def mark(self, lot: Any) -> None:
@@ -112,6 +109,8 @@ class Tape(TorchFunctionMode):
         pieces = self._pieces
         if any(id(tensor) in pieces for tensor in given):
             return self._use(func, name, args, kwargs, given)
+        if name == "view" and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
+            func = Tensor.reshape  # channels may lie last in memory where the model does not expect it
         result = func(*args, **kwargs)
         self._pass_on(name, given, args, kwargs, result)
         return result
@@ -177,6 +176,8 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         """Compute with plain tensors, and have the rule hear the output's gradient."""
         args = tuple(self.plain(a) for a in args)
+        if func in PREPARE and len(args) > 1:
+            args = PREPARE[func](args)
         kwargs = {k: self.plain(a) for k, a in kwargs.items()}
         out = func(*args, **kwargs)
         if not isinstance(out, Tensor):
@@ -201,6 +202,7 @@ class Tape(TorchFunctionMode):
         """Call `rule` with the gradient of `out`, once the backward pass knows it."""
         for piece in set(use.pieces.values()):
             piece.uses += 1
+        self.bytes += 3 * out.numel() * out.element_size()
         versions = [(tensor, tensor._version) for tensor in _tensors(use.args) if tensor is not out]
 
         def hear(gradient: Tensor) -> None:
@@ -222,6 +224,7 @@ class Tape(TorchFunctionMode):
                 piece.contributions.append(contribution)
                 if piece.simple:
                     self.squares[piece.name] = contribution.squares()
+                self.bytes += kept(contribution)
         use.args = ()
 
     def plain(self, value: Any) -> Any:
