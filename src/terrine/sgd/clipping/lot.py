@@ -21,7 +21,7 @@ from terrine.sgd.clipping.fallback import per_example_gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.reduction import is_mean
 from terrine.sgd.clipping.result import Clipped
-from terrine.sgd.clipping.summing import add_clipped, clip_rows, zeros
+from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import Tape
 
 log = logging.getLogger("terrine.sgd")
@@ -40,18 +40,19 @@ def clipped_sum(
     """
     rule, size = as_rule(clip), count(y)
     parameters = trained(model)
-    sums = zeros(parameters)
+    sums = Sums(parameters)
     if size == 0 or not parameters:
-        return Clipped(sums, torch.zeros(size))
+        return Clipped(sums.totals(), torch.zeros(size))
     work = _Work(model, criterion, parameters, rule, sums)
     if count(x) != size:  # bags between offsets, or inputs that all examples share: not to be cut
-        return Clipped(sums, work.part(x, y))
+        whole = work.part(x, y)
+        return Clipped(sums.totals(), whole)
     norms: list[Tensor] = []
     start = 0
-    for stop in stops(model, x, size, chunk, lambda: work.bytes):
+    for stop in stops(model, x, size, chunk, lambda: (work.bytes, work.rows)):
         norms.append(work.part(part(x, start, stop), part(y, start, stop)) if stop - start < size else work.part(x, y))
         start = stop
-    return Clipped(sums, torch.cat(norms) if len(norms) > 1 else norms[0])
+    return Clipped(sums.totals(), torch.cat(norms) if len(norms) > 1 else norms[0])
 
 
 @dataclass
@@ -62,9 +63,10 @@ class _Work:
     criterion: Criterion
     parameters: dict[str, nn.Parameter]
     rule: ClippingRule
-    sums: dict[str, Tensor]
+    sums: Sums
     mean: bool | None = None
-    bytes: float = 0.0  # of the last part, for one example
+    bytes: float = 0.0  # one example's activations, in the last part
+    rows: float = 0.0  # one example's gradients that were kept
 
     def part(self, x: Lot, y: Lot) -> Tensor:
         """Add one part's clipped gradients to the sums; its norms."""
@@ -74,15 +76,15 @@ class _Work:
             self._run(tape, x, y)
             with torch.no_grad():
                 contributions, squares = tape.finish()
-                self.bytes = tape.bytes / size
+                self.bytes, self.rows = tape.bytes / size, tape.rows / size
                 if not squares:
                     return torch.zeros(size)
-                return add_clipped(self.sums, contributions, squares, self.rule, size if self.mean else 1.0)
+                return self.sums.add(contributions, squares, self.rule, float(size) if self.mean else 1.0)
         except Unfollowed as reason:
             _say(self.model, reason)
             gradients = per_example_gradients(self.model, self.criterion, x, y)
             with torch.no_grad():
-                return clip_rows(self.sums, gradients, self.rule)
+                return self.sums.add_rows(gradients, self.rule)
 
     def _run(self, tape: Tape, x: Lot, y: Lot) -> None:
         """Forward and backward under the tape."""
@@ -93,7 +95,7 @@ class _Work:
             loss = self.criterion(output, y)
             if not isinstance(loss, Tensor):
                 raise InvalidArgument(f"criterion: want a tensor, got {type(loss).__name__}")
-            if self.mean is None or tape.examples == 1:
+            if self.mean is None and tape.examples > 1:
                 self.mean = is_mean(self.criterion, output, y, loss)
             total = loss if loss.dim() == 0 else loss.sum()
             if not total.requires_grad:

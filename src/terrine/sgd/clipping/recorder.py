@@ -18,7 +18,7 @@ from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every 
 from terrine.sgd.clipping.examples import trained
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.result import Clipped
-from terrine.sgd.clipping.summing import add_clipped, zeros
+from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import Tape
 
 
@@ -53,12 +53,12 @@ class Recorder:
                 f"{', '.join(leaked)}: used outside the model's forward pass, or recomputed in the backward pass "
                 "(checkpointing), where no gradient can be clipped; sgd.clipped_sum takes any model"
             )
-        sums = zeros(trained(self.model))
+        sums = Sums(trained(self.model))
         norms = [torch.zeros(0)]
         with torch.no_grad():
             for tape in tapes:
-                norms.append(add_clipped(sums, *tape.finish(), self.clip, scale))
-        return Clipped(sums, torch.cat(norms[1:] or norms))
+                norms.append(sums.add(*tape.finish(), self.clip, scale))
+        return Clipped(sums.totals(), torch.cat(norms[1:] or norms))
 
     def discard(self) -> None:
         """Forget what was recorded."""

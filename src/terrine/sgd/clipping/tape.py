@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,8 @@ RULES: dict[Any, Rule] = {}
 FORWARDS: dict[Any, Callable[..., Any]] = {}  # functions computed in another way while watched
 PREPARE: dict[Any, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {}  # functions that like their arguments otherwise
 
+COMPUTE: dict[Any, Callable[..., tuple[Tensor, Any] | None]] = {}  # output and what the rule wants to know, at once
+
 
 def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
     """Make the decorated function the rule of these torch functions."""
@@ -76,7 +79,8 @@ class Tape(TorchFunctionMode):
         self.anchor = torch.zeros((), requires_grad=True)
         self.squares: dict[str, Tensor] = {}
         self.heard = False
-        self.bytes = 0  # of what the uses keep
+        self.bytes = 0  # of activations and their gradients, about
+        self.rows = 0  # of per-example gradients that are kept
         self._key = object()
 
     def mark(self, lot: Any) -> None:
@@ -179,11 +183,12 @@ class Tape(TorchFunctionMode):
         if func in PREPARE and len(args) > 1:
             args = PREPARE[func](args)
         kwargs = {k: self.plain(a) for k, a in kwargs.items()}
-        out = func(*args, **kwargs)
+        computed = COMPUTE[func](*args, **kwargs) if func in COMPUTE else None
+        out, extra = computed or (func(*args, **kwargs), None)
         if not isinstance(out, Tensor):
             raise Unfollowed(f"{name}: several outputs from one use of a parameter")
         where = self.followed(name, given, out, args, kwargs)
-        use = Use(func, args, kwargs, pieces, where, self.examples)
+        use = Use(func, args, kwargs, pieces, where, self.examples, extra)
         return self.listen(out, use, rule)
 
     def followed(self, name: str, given: list[Tensor], out: Tensor, args: Any = (), kwargs: Any = None) -> Where:
@@ -219,12 +224,14 @@ class Tape(TorchFunctionMode):
 
     def _hear(self, use: Use, rule: Rule, gradient: Tensor) -> None:
         self.heard = True
-        with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
+        kind = gradient.device.type
+        still = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        with torch.no_grad(), still:
             for piece, contribution in rule(use, gradient):
                 piece.contributions.append(contribution)
                 if piece.simple:
                     self.squares[piece.name] = contribution.squares()
-                self.bytes += kept(contribution)
+                self.rows += kept(contribution)
         use.args = ()
 
     def plain(self, value: Any) -> Any:

@@ -26,7 +26,7 @@ from terrine.sgd.clipping.tape import PREPARE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 
-_CACHE = 2 << 20  # bytes of patches laid out at once
+_CACHE = 3 << 19  # bytes of patches laid out at once
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,14 @@ class Patches:
         self._outer = Outer(patches, self._outs(0, len(self.image)), (height, width))
         return self._outer.ghost()
 
-    def add_to(self, total: Tensor, factor: Tensor) -> None:
-        last = total.new_zeros(self.shape[0], *self.shape[2:], self.shape[1])
-        if self._outer is not None:
-            self._outer.add_to(last, factor)
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+        last = total.new_empty(self.shape[0], *self.shape[2:], self.shape[1])
+        part = Dense(self._direct()) if self._outer is None else self._outer
+        part.add_to(last, factor, True)
+        if fresh:
+            total.copy_(last.movedim(-1, 1))
         else:
-            Dense(self._direct()).add_to(last, factor)
-        total.add_(last.movedim(-1, 1))
+            total.add_(last.movedim(-1, 1))
 
     def dense(self) -> Tensor:
         rows = self._direct().view(-1, self.shape[0], *self.shape[2:], self.shape[1])
@@ -160,10 +161,18 @@ def _found(
 
 def _channels_last(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same arguments with channels last in memory, where convolutions are fastest."""
-    layout = torch.channels_last if args[0].dim() == 4 else torch.channels_last_3d
     if args[0].dim() not in (4, 5) or args[0].device.type != "cpu":
         return args
-    return (*(tensor.contiguous(memory_format=layout) for tensor in args[:2]), *args[2:])
+    return (*(_last(tensor) for tensor in args[:2]), *args[2:])
+
+
+def _last(tensor: Tensor) -> Tensor:
+    layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    tensor = tensor.contiguous(memory_format=layout)
+    if tensor.shape[1] > 1 or tensor.requires_grad:
+        return tensor
+    steps = [prod(tensor.shape[axis + 1 :]) for axis in range(2, tensor.dim())]
+    return tensor.as_strided(tensor.shape, (prod(tensor.shape[1:]), 1, *steps))  # one channel: say which layout it is
 
 
 PREPARE.update(dict.fromkeys((F.conv2d, F.conv3d), _channels_last))
