@@ -192,12 +192,12 @@ def prefers_direct(positions: int, width: int, height: int) -> bool:
 
     Direct: the products that the sum needs anyway, then written and read twice. Ghost: its products come on top.
     """
-    ghost = positions * positions * (width + height + 1)
+    ghost = positions * positions * (width + height + 64)
     direct = TRAFFIC * width * height
     return direct <= ghost
 
 
-TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memory and back, twice
+TRAFFIC = 16.0  # multiply-adds that fit into the time one number takes to memory and back, twice
 
 
 def _without(tensor: Tensor, examples: Tensor) -> Tensor:

@@ -20,9 +20,11 @@ from terrine.sgd.clipping.examples import Criterion, Lot, call, count, part, tra
 from terrine.sgd.clipping.fallback import per_example_gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.reduction import is_mean
+from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import Tape
+from terrine.sgd.validate import validate
 
 log = logging.getLogger("terrine.sgd")
 
@@ -36,9 +38,10 @@ def clipped_sum(
     dict keyword arguments. `chunk` examples are in memory at a time; by default as many as are fastest.
 
     Guarantee: adding or removing one example moves the sums by at most the rule's bound in L2 norm.
-    Raises: InvalidArgument where the loss mixes examples.
+    Raises: InvalidArgument where the model or the loss mixes examples.
     """
     rule, size = as_rule(clip), count(y)
+    validate(model)
     parameters = trained(model)
     sums = Sums(parameters)
     if size == 0 or not parameters:
@@ -90,7 +93,7 @@ class _Work:
         """Forward and backward under the tape."""
         with torch.enable_grad():
             tape.mark(x)
-            with tape:
+            with own_rules(self.model, tape), tape:
                 output = call(self.model, x)
             loss = self.criterion(output, y)
             if not isinstance(loss, Tensor):

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow
 from terrine.sgd.clipping.contribution import Contribution, kept
 from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
@@ -82,12 +84,22 @@ class Tape(TorchFunctionMode):
         self.bytes = 0  # of activations and their gradients, about
         self.rows = 0  # of per-example gradients that are kept
         self._key = object()
+        self._sleeping = False
 
     def mark(self, lot: Any) -> None:
         """Say that these tensors hold one example per index of their first dimension."""
         for tensor in _tensors(lot if isinstance(lot, tuple | list) else [lot]):
             if tensor.dim() and tensor.shape[0] == self.examples:
                 self.tag(tensor, FRONT)
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Let torch functions pass unwatched."""
+        self._sleeping = True
+        try:
+            yield
+        finally:
+            self._sleeping = False
 
     def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         """After the backward pass: every parameter's contribution and its squared norms."""
@@ -107,12 +119,14 @@ class Tape(TorchFunctionMode):
             name = getattr(func.__self__, "__name__", "")
             if name not in ("T", "mT", "H", "mH"):
                 return func(*args, **kwargs)
-        if not torch.is_grad_enabled():
+        if self._sleeping or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         given = list(_tensors(args)) + (list(_tensors(kwargs.values())) if kwargs else [])
         pieces = self._pieces
         if any(id(tensor) in pieces for tensor in given):
             return self._use(func, name, args, kwargs, given)
+        if func is F.batch_norm:
+            _refuse_statistics(*args, **kwargs)
         if name == "view" and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
             func = Tensor.reshape  # channels may lie last in memory where the model does not expect it
         result = func(*args, **kwargs)
@@ -160,6 +174,8 @@ class Tape(TorchFunctionMode):
     # -- an operation on a parameter -------------------------------------------------------------------
 
     def _use(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
+        if func is F.batch_norm:
+            _refuse_statistics(*args, **kwargs)
         if name in _EXPANDS and id(args[0]) in self._pieces:
             return self._expand(func, args, kwargs)
         if not self._tagged(tensor for tensor in given if id(tensor) not in self._pieces):
@@ -318,6 +334,11 @@ def _generic(name: str) -> Rule:
 
 
 _said: set[str] = set()
+
+
+def _refuse_statistics(*args: Any, training: bool = False, **kwargs: Any) -> None:
+    if training or (len(args) > 5 and args[5]):
+        raise InvalidArgument("batch normalisation mixes examples; sgd.fix(model) makes it group normalisation")
 
 
 def _is_list(value: Any) -> bool:
