@@ -8,11 +8,12 @@ import math
 import pytest
 import torch
 from oracle import assert_same, loop
+from torch import nn
+from torch.nn import functional as F
+
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import Automatic, Clipped, Flat, PerLayer, Recorder, clipped_sum, reduction_scale, rule
 from terrine.sgd.clipping.registry import forget
-from torch import nn
-from torch.nn import functional as F
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def _packed(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Ten
 
 def _heads(x: Tensor, heads: int) -> Tensor:
     """(positions, examples, width) as (examples, heads, positions, width / heads)."""
-    return x.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+    return x.reshape(*x.shape[:-1], heads, -1).permute(1, 2, 0, 3)
 
 
 def _mask(attention: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -105,7 +105,7 @@ class Patches:
         out = self.out[start:stop].flatten(1, -2)
         if groups == 1:
             return out
-        return out.unflatten(-1, (groups, -1)).transpose(1, 2).flatten(0, 1)
+        return out.reshape(*out.shape[:2], groups, -1).transpose(1, 2).flatten(0, 1)
 
     def _direct(self) -> Tensor:
         if self._rows is None:
@@ -152,10 +152,10 @@ def _found(
     if weight is not None:
         shape = tuple(weight.value.shape)
         part: Any = Patches(wide(image).movedim(1, -1), wide(out).movedim(1, -1), geometry, shape)
-        found.append((weight, part if fold == 1 else Dense(part.dense().unflatten(0, (-1, fold)).sum(1))))
+        found.append((weight, part if fold == 1 else Dense(part.dense().reshape(-1, fold, *shape).sum(1))))
     if bias is not None:
         sums = wide(gradient).movedim(1, -1).flatten(1, -2).sum(1)
-        found.append((bias, Dense(sums if fold == 1 else sums.unflatten(0, (-1, fold)).sum(1))))
+        found.append((bias, Dense(sums if fold == 1 else sums.reshape(-1, fold, sums.shape[1]).sum(1))))
     return found
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.piece import Piece
-from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Unfollowed, Use, rule_for
+from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from terrine.sgd.clipping.axis import by_example
+from terrine.sgd.clipping.axis import Unfollowed, by_example
 from terrine.sgd.clipping.contribution import Contribution, Lookup
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
-from terrine.sgd.clipping.tape import Unfollowed, Use, rule_for
+from terrine.sgd.clipping.tape import Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 
@@ -86,7 +86,9 @@ class Bags:
     def dense(self) -> Tensor:
         n = len(self.gradients)
         table = self.gradients.new_zeros(n * self.shape[0], self.shape[1])
-        table.index_add_(0, self.bags * self.shape[0] + self.tokens, self.gradients[self.bags] * self.share.unsqueeze(1))
+        table.index_add_(
+            0, self.bags * self.shape[0] + self.tokens, self.gradients[self.bags] * self.share.unsqueeze(1)
+        )
         return table.view(n, *self.shape)
 
     def drop(self, examples: Tensor) -> Bags:

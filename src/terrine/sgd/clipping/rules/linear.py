@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from terrine.sgd.clipping.axis import by_example
+from terrine.sgd.clipping.axis import Unfollowed, by_example
 from terrine.sgd.clipping.contribution import Contribution, Dense, Outer
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
-from terrine.sgd.clipping.tape import COMPUTE, Unfollowed, Use, rule_for
+from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 

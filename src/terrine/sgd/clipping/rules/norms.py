@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from terrine.sgd.clipping.axis import by_example, folded
+from terrine.sgd.clipping.axis import Unfollowed, by_example, folded
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
-from terrine.sgd.clipping.tape import Unfollowed, Use, rule_for
+from terrine.sgd.clipping.tape import Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 
@@ -65,9 +65,7 @@ def _channels(use: Use, scaled: Callable[[], Tensor], gradient: Tensor, w: int, 
     return found
 
 
-def _trailing(
-    use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: Piece | None, bias: Piece | None
-) -> Found:
+def _trailing(use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: Piece | None, bias: Piece | None) -> Found:
     gradients = wide(by_example(gradient, use.where, use.examples, dims))
     found: Found = []
     if weight is not None:
@@ -81,4 +79,4 @@ def _trailing(
 def _positions(tensor: Tensor, fold: int) -> Tensor:
     """(n, channels): the sum over each channel's positions."""
     sums = tensor.movedim(1, -1).flatten(1, -2).sum(1) if tensor.dim() > 2 else tensor
-    return sums if fold == 1 else sums.unflatten(0, (-1, fold)).sum(1)
+    return sums if fold == 1 else sums.reshape(-1, fold, *sums.shape[1:]).sum(1)

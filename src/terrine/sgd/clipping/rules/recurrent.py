@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from terrine.sgd.clipping.axis import FRONT, Where
-from terrine.sgd.clipping.tape import FORWARDS, Tape, Unfollowed
+from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where
+from terrine.sgd.clipping.tape import FORWARDS, Tape
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, Tensor, State], State]  # input part, recurrent part, state -> state
@@ -99,7 +99,9 @@ FORWARDS[torch.rnn_relu] = unrolled(_relu)
 def single(cell: Cell) -> Callable[..., Any]:
     """What stands for torch.lstm_cell, torch.gru_cell and the like."""
 
-    def run(tape: Tape, x: Tensor, states: Any, w_in: Tensor, w_hidden: Tensor, b_in: Any = None, b_hidden: Any = None) -> Any:
+    def run(
+        tape: Tape, x: Tensor, states: Any, w_in: Tensor, w_hidden: Tensor, b_in: Any = None, b_hidden: Any = None
+    ) -> Any:
         several = isinstance(states, list | tuple)
         state = tuple(states) if several else (states,)
         for part in state:
