@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_same, loop
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from terrine.sgd.clipping import Recorder, clipped_sum
 
@@ -122,7 +122,7 @@ CASES = {
         R(N, N, 6),
     ),
     "tied to the output": lambda: (
-        Net(lambda s, x: F.linear(s.e(x).tanh(), s.e.weight), e=nn.Embedding(11, 6)),
+        Net(lambda s, x: functional.linear(s.e(x).tanh(), s.e.weight), e=nn.Embedding(11, 6)),
         words(N, 7),
     ),
     # normalisations

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from terrine.sgd.clipping.tape import FORWARDS, Tape
 
@@ -21,7 +21,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    embed_dim_to_check: int,
+    _width: int,
     num_heads: int,
     in_proj_weight: Tensor | None,
     in_proj_bias: Tensor | None,
@@ -39,10 +39,10 @@ def attention(
     q_proj_weight: Tensor | None = None,
     k_proj_weight: Tensor | None = None,
     v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
+    _static_k: Tensor | None = None,
+    _static_v: Tensor | None = None,
     average_attn_weights: bool = True,
-    is_causal: bool = False,
+    **_ignored: Any,
 ) -> Any:
     """The same arguments and results as the function it stands for; inputs are (positions, examples, width)."""
     with tape:
@@ -51,38 +51,38 @@ def attention(
         else:
             biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
             pairs = ((query, q_proj_weight), (key, k_proj_weight), (value, v_proj_weight))
-            q, k, v = (F.linear(x, w, b) for (x, w), b in zip(pairs, biases, strict=True))  # type: ignore[arg-type]
+            q, k, v = (functional.linear(x, w, b) for (x, w), b in zip(pairs, biases, strict=True))  # type: ignore[arg-type]
         n = query.shape[1]
         if bias_k is not None and bias_v is not None:
             k, v = torch.cat([k, bias_k.expand(1, n, -1)]), torch.cat([v, bias_v.expand(1, n, -1)])
         q, k, v = (_heads(x, num_heads) for x in (q, k, v))
         if add_zero_attn:
-            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+            k, v = functional.pad(k, (0, 0, 0, 1)), functional.pad(v, (0, 0, 0, 1))
         mask = _mask(attn_mask, key_padding_mask, q, k)
         rate = dropout_p if training else 0.0
         if need_weights:
             scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
             weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-            weights = F.dropout(weights, rate) if rate else weights
+            weights = functional.dropout(weights, rate) if rate else weights
             mixed = weights @ v
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v, mask, rate)
+            mixed = functional.scaled_dot_product_attention(q, k, v, mask, rate)
         joined = mixed.permute(2, 0, 1, 3).flatten(2)  # (positions, examples, width)
-        output = F.linear(joined, out_proj_weight, out_proj_bias)
+        output = functional.linear(joined, out_proj_weight, out_proj_bias)
         if not need_weights:
             return output, None
         return output, weights.mean(dim=1) if average_attn_weights else weights
 
 
-FORWARDS[F.multi_head_attention_forward] = attention
+FORWARDS[functional.multi_head_attention_forward] = attention
 
 
 def _packed(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
     if query is key and key is value:
-        return F.linear(query, weight, bias).chunk(3, dim=-1)
+        return functional.linear(query, weight, bias).chunk(3, dim=-1)
     biases = (None, None, None) if bias is None else bias.chunk(3)
     parts = zip((query, key, value), weight.chunk(3), biases, strict=True)
-    return tuple(F.linear(x, w, b) for x, w, b in parts)
+    return tuple(functional.linear(x, w, b) for x, w, b in parts)
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
@@ -101,6 +101,6 @@ def _mask(attention: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor
             mask = mask.reshape(shape)
         elif mask.dim() == 3:
             mask = mask.reshape(q.shape[0], -1, *mask.shape[1:])
-        mask = F.pad(mask, (0, k.shape[2] - mask.shape[-1]))
+        mask = functional.pad(mask, (0, k.shape[2] - mask.shape[-1]))
         total = mask if total is None else total + mask
     return total

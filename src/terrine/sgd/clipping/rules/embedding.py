@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example
 from terrine.sgd.clipping.contribution import Contribution, Lookup
@@ -19,9 +19,9 @@ from terrine.sgd.clipping.tape import Use, rule_for
 Found = list[tuple[Piece, Contribution]]
 
 
-@rule_for(F.embedding)
+@rule_for(functional.embedding)
 def embedding(use: Use, gradient: Tensor) -> Found:
-    """`F.embedding(tokens, table)`; the padding token has no gradient."""
+    """`functional.embedding(tokens, table)`; the padding token has no gradient."""
     table = use.piece(1, "weight")
     tokens: Tensor = use.argument(0, "input")
     if table is None or use.argument(6, "sparse", False) or use.argument(5, "scale_grad_by_freq", False):
@@ -35,9 +35,9 @@ def embedding(use: Use, gradient: Tensor) -> Found:
     return [(table, Lookup(kept, rows, tuple(table.value.shape)))]
 
 
-@rule_for(F.embedding_bag)
+@rule_for(functional.embedding_bag)
 def embedding_bag(use: Use, gradient: Tensor) -> Found:
-    """`F.embedding_bag`, modes sum and mean, bags as rows of a matrix or as runs between offsets."""
+    """`functional.embedding_bag`, modes sum and mean, bags as rows of a matrix or as runs between offsets."""
     table = use.piece(1, "weight")
     mode = use.argument(6, "mode", "mean")
     weights = use.argument(8, "per_sample_weights")
@@ -78,7 +78,7 @@ class Bags:
         tokens, order = torch.sort(self.tokens)
         rows, counts = torch.unique_consecutive(tokens, return_counts=True)
         starts = counts.cumsum(0) - counts
-        sums = F.embedding_bag(
+        sums = functional.embedding_bag(
             self.bags[order], scaled, starts, mode="sum", per_sample_weights=self.share[order].to(total.dtype)
         )
         total.index_add_(0, rows, sums)
