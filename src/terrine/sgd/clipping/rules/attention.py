@@ -46,15 +46,16 @@ def attention(
 ) -> Any:
     """The same arguments and results as the function it stands for; inputs are (positions, examples, width)."""
     with tape:
+        query, key, value = _examples_first(query, key, value)
         if in_proj_weight is not None and not use_separate_proj_weight:
             q, k, v = _packed(query, key, value, in_proj_weight, in_proj_bias)
         else:
             biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
             pairs = ((query, q_proj_weight), (key, k_proj_weight), (value, v_proj_weight))
             q, k, v = (functional.linear(x, w, b) for (x, w), b in zip(pairs, biases, strict=True))  # type: ignore[arg-type]
-        n = query.shape[1]
         if bias_k is not None and bias_v is not None:
-            k, v = torch.cat([k, bias_k.expand(1, n, -1)]), torch.cat([v, bias_v.expand(1, n, -1)])
+            n = query.shape[0]
+            k, v = torch.cat([k, bias_k.expand(n, 1, -1)], 1), torch.cat([v, bias_v.expand(n, 1, -1)], 1)
         q, k, v = (_heads(x, num_heads) for x in (q, k, v))
         if add_zero_attn:
             k, v = functional.pad(k, (0, 0, 0, 1)), functional.pad(v, (0, 0, 0, 1))
@@ -67,14 +68,20 @@ def attention(
             mixed = weights @ v
         else:
             mixed = functional.scaled_dot_product_attention(q, k, v, mask, rate)
-        joined = mixed.permute(2, 0, 1, 3).flatten(2)  # (positions, examples, width)
-        output = functional.linear(joined, out_proj_weight, out_proj_bias)
+        joined = mixed.transpose(1, 2).flatten(2)  # (examples, positions, width)
+        output = functional.linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1)
         if not need_weights:
             return output, None
         return output, weights.mean(dim=1) if average_attn_weights else weights
 
 
 FORWARDS[functional.multi_head_attention_forward] = attention
+
+
+def _examples_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All three with examples first, the same tensors still the same."""
+    moved = {id(tensor): tensor.transpose(0, 1) for tensor in (query, key, value)}
+    return moved[id(query)], moved[id(key)], moved[id(value)]
 
 
 def _packed(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
@@ -86,8 +93,8 @@ def _packed(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Ten
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
-    """(positions, examples, width) as (examples, heads, positions, width / heads)."""
-    return x.reshape(*x.shape[:-1], heads, -1).permute(1, 2, 0, 3)
+    """(examples, positions, width) as (examples, heads, positions, width / heads)."""
+    return x.reshape(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def _mask(attention: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -7,7 +7,6 @@ every dimension along which p was repeated, the examples' own dimension excepted
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
