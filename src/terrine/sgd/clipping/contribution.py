@@ -17,6 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from terrine.sgd.clipping import workspace
+
 
 class Contribution(Protocol):
     """One use of one parameter, over n examples."""
@@ -115,7 +117,11 @@ class Outer:
 
     def _direct(self) -> Tensor:
         if self._rows is None:
-            self._rows = torch.bmm(self.gradients.transpose(1, 2), self.inputs).flatten(1)
+            n, _, width = self.inputs.shape
+            height = self.gradients.shape[2]
+            rows = workspace.empty(n, height * width, self.gradients)
+            torch.bmm(self.gradients.transpose(1, 2), self.inputs, out=rows.view(n, height, width))
+            self._rows = rows
         return self._rows
 
 

@@ -24,6 +24,7 @@ from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import Tape
+from terrine.sgd.clipping.workspace import reused
 from terrine.sgd.validate import validate
 
 log = logging.getLogger("terrine.sgd")
@@ -76,8 +77,8 @@ class _Work:
         size = count(y)
         try:
             tape = Tape(self.parameters, size)
-            self._run(tape, x, y)
-            with torch.no_grad():
+            with reused(self.model), torch.no_grad():
+                self._run(tape, x, y)
                 contributions, squares = tape.finish()
                 self.bytes, self.rows = tape.bytes / size, tape.rows / size
                 if not squares:
