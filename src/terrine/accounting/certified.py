@@ -52,8 +52,9 @@ _FINE = 0.0134
 """Cell width in standard deviations: widens the loss's variance by 3e-5 of itself."""
 _COARSE = 0.15
 _PRECISION = 1e-5
-_TAIL = 1e-7
+_TAIL = 1e-5
 _LISTED = 30.0
+_STEEP = 50.0
 
 
 def epsilon(event: Event, *, delta: float) -> float:
@@ -166,6 +167,8 @@ class _Account:
         best = 0.0
         for forward in self.directions:
             coarse = self.composition(side, _COARSE, delta, forward)
+            if side is upper and coarse.total_variation <= delta:
+                continue  # delta(0) is small enough
             if side is upper and best > 0 and _coarse_delta(coarse, best, delta) <= delta:
                 continue  # even a coarse bound shows that this direction is the cheaper one
             best = max(best, self._epsilon(coarse, delta, side, forward))
@@ -173,11 +176,15 @@ class _Account:
 
     def _epsilon(self, coarse: Composition, delta: float, side: Side, forward: bool) -> float:
         """One direction: a coarse pass finds where to look, a fine one the certified answer."""
-        tilt, guess = saddle(coarse, delta)
-        pilot = Inversion(coarse, choose(coarse, tilt, guess, delta, 1e-3), True, delta, guess)
-        guess = _root(pilot, delta, guess, True)
         fine = self.composition(side, _FINE, delta, forward)
-        settings = choose(coarse, saddle_at(coarse, guess), guess, delta, _PRECISION)
+        tilt, guess = saddle(coarse, delta)
+        scout = coarse
+        if tilt * guess > _STEEP:  # there a coarse guess would be many widths of the integrand away
+            scout = fine
+            tilt, guess = saddle(fine, delta)
+        pilot = Inversion(scout, choose(scout, tilt, guess, delta, 1e-3), True, delta, guess)
+        guess = _root(pilot, delta, guess, True)
+        settings = choose(scout, saddle_at(scout, guess), guess, delta, _PRECISION)
         curve = Inversion(fine, settings, side is upper, delta, guess)
         found = _outward(curve, delta, _root(curve, delta, guess, side is upper), side is upper)
         if side is upper:
@@ -197,19 +204,24 @@ class _Account:
         return best
 
     def _delta(self, epsilon: float, side: Side, forward: bool) -> float:
-        scale = 1e-9
-        for _ in range(4):  # the tails to leave out depend on delta itself
-            coarse = self.composition(side, _COARSE, scale, forward)
-            if epsilon >= coarse.largest:
+        """One direction. What may be neglected depends on delta itself, so a coarse bound is refined until it settles."""
+        guess, scout = 1e-6, self.composition(side, _COARSE, 1e-6, forward)
+        for _ in range(6):
+            if epsilon >= scout.largest:
                 return 0.0
-            tilt = saddle_at(coarse, epsilon)
-            estimate = min(0.5, math.exp(max(-640.0, log_saddle_delta(coarse, tilt, epsilon))))
-            if estimate >= scale / 100:
+            tilt = saddle_at(scout, epsilon)
+            if tilt * epsilon > _STEEP:
+                scout = self.composition(side, _FINE, guess, forward)
+                tilt = saddle_at(scout, epsilon)
+            settings = choose(scout, tilt, epsilon, guess, 1e-3)
+            value = min(0.5, max(Inversion(scout, settings, True, guess, epsilon)(epsilon), 1e-250))
+            if value >= guess / 10:
                 break
-            scale = estimate
-        fine = self.composition(side, _FINE, estimate, forward)
-        settings = choose(coarse, tilt, epsilon, estimate, _PRECISION)
-        value = Inversion(fine, settings, side is upper, estimate, epsilon)(epsilon)
+            guess = value
+            scout = self.composition(side, _COARSE, guess, forward)
+        fine = self.composition(side, _FINE, guess, forward)
+        settings = choose(scout, saddle_at(scout, epsilon), epsilon, guess, _PRECISION)
+        value = Inversion(fine, settings, side is upper, guess, epsilon)(epsilon)
         return min(1.0, value) if side is upper else max(0.0, value)
 
 

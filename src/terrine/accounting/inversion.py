@@ -37,8 +37,10 @@ _ATOM_ERROR = 160 * _U
 """Relative error granted to an atom's mass and to exp of its tilted loss."""
 _BLOCK = 256
 """Sums over atoms run in blocks of this many, so that their rounding error is (block + blocks) ulps at most."""
-_SPARE = 1e-7
+_SPARE = 1e-6
 """Share of delta that each neglected piece may take."""
+_TYPICAL_ERROR = 2e-13
+"""About what `_Stretch.error` comes to; used only to choose well."""
 _WORTH_SKIPPING = 50_000
 """Below this many terms of a transform, summing them all is cheaper than proving that some may be skipped."""
 _MOST_BINS = 100_000
@@ -71,6 +73,16 @@ class Composition:
         """P-mass at an infinite loss."""
         kept = sum(part.times * math.log1p(-part.losses.escaped) for part in self.parts)
         return min(1.0, -math.expm1(kept) * (1 + 1e-12))
+
+    @cached_property
+    def total_variation(self) -> float:
+        """An upper bound on delta(0): the parts' own, added up."""
+        apart = sum(
+            part.times * (float(part.losses.mass @ np.maximum(-np.expm1(-part.losses.loss), 0.0)) + part.losses.escaped)
+            for part in self.parts
+        )
+        mu = math.sqrt(self.gaussian + self.lattice)
+        return (apart + 0.4 * mu) * (1 + 1e-9)  # a Gaussian's is 2 Phi(mu/2) - 1 < 0.4 mu
 
     @cached_property
     def largest(self) -> float:
@@ -192,13 +204,22 @@ _RATIOS = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 16
 
 def choose(composition: Composition, tilt: float, epsilon: float, delta: float, precision: float) -> Settings:
     """Settings near `tilt` that need the fewest terms for a relative error of about `precision` in epsilon."""
-    tilts = tilt * np.array([1.0, 0.8, 0.6, 0.4])
+    tilts = tilt * np.array([1.0, 0.85, 0.7, 0.5, 0.35])
     orders = np.concatenate([[1.0], _RATIOS])[None, :] * tilts[:, None]
     values = composition.log_moment(orders.ravel()).reshape(orders.shape)
     candidates = [
-        _settings(composition, orders[i], values[i], epsilon, math.log(_SPARE * delta), precision) for i in range(4)
+        _settings(composition, orders[i], values[i], epsilon, math.log(_SPARE * delta), precision)
+        for i in range(tilts.size)
     ]
-    return min(candidates, key=lambda one: one.period * one.last)
+    rounding = sum(part.times for part in composition.parts) * _TYPICAL_ERROR
+    floor = math.log(1e-5 * delta)
+
+    def dearness(i: int) -> float:
+        """log of the number of terms, and of how far rounding would rise above a small share of delta."""
+        size = float(values[i, 0]) - tilts[i] * epsilon + math.log(rounding + 1e-300) - math.log1p(tilts[i])
+        return math.log(candidates[i].period * candidates[i].last) + 3 * max(0.0, size - floor)
+
+    return candidates[min(range(tilts.size), key=dearness)]
 
 
 def _settings(
@@ -208,7 +229,7 @@ def _settings(
     tilt, above = float(orders[0]), orders[1:]
     left = -allowed / tilt
     right = float(np.min((values[1:] - above * epsilon + _log_peak(above) - allowed) / (above - tilt)))
-    blur = math.sqrt(2 * precision * max(epsilon, 0.02 / tilt) / (tilt + 1))
+    blur = min(1.0, math.sqrt(2 * precision * max(epsilon, 0.02 / tilt) / (tilt + 1)))
     decay = max(2.0, float(values[0]) - tilt * epsilon - allowed)
     last = math.sqrt(2 * decay / (blur**2 + composition.gaussian))
     if last > composition.lattice_limit:
@@ -350,8 +371,8 @@ class _Stretch:
         rows = max(1, math.ceil(math.sqrt(count)))
         columns = math.ceil(count / rows)
         angle = step * self.loss
-        fine = _unit(np.arange(rows)[:, None] * angle) * self.weight
-        coarse = _unit((rows * np.arange(columns))[:, None] * angle)
+        fine = _powers(angle, rows) * self.weight
+        coarse = _powers(rows * angle, columns)
         total = np.zeros((columns, rows), dtype=complex)
         for first in range(0, angle.size, _BLOCK):
             block = slice(first, first + _BLOCK)
@@ -360,7 +381,7 @@ class _Stretch:
 
     def error(self, t: Floats | float) -> Floats:
         """A bound on the rounding error of `transform` and of the atoms it sums."""
-        terms = 4 * (_BLOCK + self.loss.size / _BLOCK + 16)
+        terms = 4 * (_BLOCK + self.loss.size / _BLOCK + 64)
         return np.asarray(_ATOM_ERROR + _U * terms + 8 * _U * self.mean_size * t)
 
     def log_decay(self, low: float, high: float) -> float:
@@ -397,8 +418,13 @@ def _log_peak(order: Floats) -> Floats:
     return peak
 
 
-def _unit(angle: Floats) -> Complexes:
-    result = np.empty(angle.shape, dtype=complex)
-    np.cos(angle, out=result.real)
-    np.sin(angle, out=result.imag)
+def _powers(angle: Floats, count: int) -> Complexes:
+    """e^(i k angle) for k < count, each a product of at most log2(count) sines and cosines."""
+    result = np.empty((count, angle.size), dtype=complex)
+    result[0] = 1.0
+    done = 1
+    while done < count:
+        more = min(done, count - done)
+        np.multiply(result[:more], np.cos(done * angle) + 1j * np.sin(done * angle), out=result[done : done + more])
+        done += more
     return result
