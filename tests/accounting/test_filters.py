@@ -15,7 +15,7 @@ from scipy.special import ndtr, ndtri
 
 from terrine import accounting
 from terrine.accounting import gaussian
-from terrine.accounting.calibrate import STEPS
+from terrine.accounting.calibrate import STEPS, Search
 from terrine.accounting.costs import price, written
 from terrine.accounting.filters import Filter, Odometer, Split, Terms, accept, remaining_noise
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent
@@ -40,6 +40,7 @@ from terrine.events import (
 )
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
+NEAR = Search(low=0.7, high=40, private_end_is_high=True)
 
 
 def fill(filter_, event, most=100_000):
@@ -110,9 +111,9 @@ def test_whatever_was_accepted_keeps_the_budget_as_one_plan_too(events, epsilon)
     assert filter_.spent(1e-5) <= epsilon
     failures = sum(event.delta for event in accepted if isinstance(event, ApproximateDP))
     pure = [PureDP(epsilon=event.epsilon) if isinstance(event, ApproximateDP) else event for event in accepted]
-    assert accounting.renyi.delta(Composed(pure), epsilon=epsilon) * 0 + failures <= 1e-5
-    lower = accounting.bounds(Composed(pure), delta=1e-5).lower
-    assert lower <= epsilon
+    assert failures <= Split().failures * 1e-5 * (1 + 1e-9)
+    if pure:
+        assert accounting.bounds(Composed(pure), delta=1e-5).lower <= epsilon
 
 
 def hockey_stick(strategy, budget, limit, steps):
@@ -222,7 +223,7 @@ def test_one_planned_event_may_take_the_whole_budget_and_closes_it():
     def plan(noise):
         return Repeated(PoissonSampled(Gaussian(noise=noise), rate=0.02), times=500)
 
-    exact = plan(accounting.calibrate(plan, BUDGET))
+    exact = plan(accounting.calibrate(plan, BUDGET, over=NEAR))
     filter_ = Filter(BUDGET)
     assert filter_.would_cost(exact).fits
     filter_.charge(exact)
@@ -248,7 +249,7 @@ def test_refusals_name_the_reason():
         with pytest.raises(UnsupportedEvent):
             filter_.charge(strange)
     assert filter_.state.events == 1
-    with pytest.raises(InvalidArgument, match="add up to 1.5"):
+    with pytest.raises(InvalidArgument, match=r"add up to 1\.5"):
         Split(failures=0.5, gaussian=0.5, renyi=0.5)
 
 
@@ -259,7 +260,7 @@ def test_the_closed_loop_spends_what_is_left_and_not_more():
         return Repeated(PoissonSampled(Gaussian(noise=noise), rate=0.05), times=200)
 
     filter_.charge(steps(2.0))
-    noise = filter_.calibrate(steps)
+    noise = filter_.calibrate(steps, over=NEAR)
     with pytest.raises(BudgetExceeded):
         filter_.charge(steps(noise * 0.999))
     filter_.charge(steps(noise))
@@ -270,13 +271,13 @@ def test_the_closed_loop_spends_what_is_left_and_not_more():
 def test_remaining_noise_is_one_plan_with_what_was_spent():
     done = Repeated(PoissonSampled(Gaussian(noise=2.0), rate=0.05), times=100)
     budget = Budget(epsilon=3.0, delta=1e-5)
-    noise = remaining_noise(done, budget, steps=300, rate=0.05)
+    noise = remaining_noise(done, budget, steps=300, rate=0.05, over=NEAR)
     rest = Repeated(PoissonSampled(Gaussian(noise=noise), rate=0.05), times=300)
     assert accounting.delta(Composed([done, rest]), epsilon=3.0) <= 1e-5
     looser = Repeated(PoissonSampled(Gaussian(noise=noise * 0.999), rate=0.05), times=300)
     assert accounting.delta(Composed([done, looser]), epsilon=3.0) > 1e-5
     with pytest.raises(BudgetExceeded):
-        remaining_noise(Repeated(done, times=1000), budget, steps=1)
+        remaining_noise(Repeated(done, times=1000), budget, steps=1, over=NEAR)
 
 
 ALL_KINDS = [

@@ -31,7 +31,7 @@ import numpy as np
 
 from terrine import check
 from terrine.accounting import gaussian, renyi
-from terrine.accounting.calibrate import NOISE, Search
+from terrine.accounting.calibrate import NOISE, Search, calibrate
 from terrine.accounting.costs import Cost, float_up, price, written
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent
 from terrine.events import Budget, Composed, Event, Gaussian, NonPrivate, PoissonSampled, PureDP, Repeated
@@ -214,12 +214,11 @@ class Odometer:
         return _at_all_times(self._orders, self._spent, self.delta, self.failures)
 
 
-def remaining_noise(spent: Event, budget: Budget, *, steps: int, rate: float = 1.0) -> float:
+def remaining_noise(spent: Event, budget: Budget, *, steps: int, rate: float = 1.0, over: Search = NOISE) -> float:
     """The smallest noise for `steps` further Gaussian steps after `spent`, where no answer influences the schedule.
 
     Both halves are then one plan, which the certified accountant prices; `Filter.calibrate` serves the adaptive case.
     """
-    from terrine.accounting.calibrate import calibrate
 
     def whole(noise: float) -> Event:
         step: Event = Gaussian(noise=noise)
@@ -227,7 +226,7 @@ def remaining_noise(spent: Event, budget: Budget, *, steps: int, rate: float = 1
             step = PoissonSampled(step, rate=rate)
         return Composed([spent, Repeated(step, times=steps)])
 
-    return calibrate(whole, budget, over=NOISE)
+    return calibrate(whole, budget, over=over)
 
 
 def accept(terms: Terms, spent: Cost, event: Event) -> Cost | None:
