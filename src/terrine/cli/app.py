@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from terrine.cli import ledger
 from terrine.errors import TerrineError
 
 app = typer.Typer(
@@ -15,6 +16,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+app.add_typer(ledger.app, name="ledger")
 
 
 @app.command()
