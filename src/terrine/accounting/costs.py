@@ -152,6 +152,7 @@ def _pure_mu_squared(epsilon: float) -> Fraction | None:
     return Fraction((mu * (1 + 1e-9)) ** 2)
 
 
+@functools.lru_cache(maxsize=4096)
 def written(value: float) -> Fraction:
     """The number as it is written: 0.1 is one tenth."""
     return Fraction(repr(value))
@@ -173,6 +174,13 @@ def _add_up(one: float, two: float) -> float:
     return math.nextafter(one + two, math.inf) if one and two else one + two
 
 
+def shown(value: Fraction) -> float:
+    """A float that, as it is written, is no less than `value`: three fifths is 0.6."""
+    rounded = float(value)
+    return rounded if written(rounded) >= value else math.nextafter(rounded, math.inf)
+
+
 def float_up(value: Fraction) -> float:
+    """A float that is no less than `value`."""
     rounded = float(value)
     return rounded if Fraction(rounded) >= value else math.nextafter(rounded, math.inf)

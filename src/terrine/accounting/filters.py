@@ -22,6 +22,7 @@ whole budget is taken as a plan, and the budget is then closed.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ import numpy as np
 from terrine import check
 from terrine.accounting import gaussian, renyi
 from terrine.accounting.calibrate import NOISE, Search, calibrate
-from terrine.accounting.costs import Cost, float_up, price, written
+from terrine.accounting.costs import Cost, price, shown, written
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent
 from terrine.events import Budget, Composed, Event, Gaussian, NonPrivate, PoissonSampled, PureDP, Repeated
 
@@ -83,6 +84,10 @@ class Terms:
             split=split,
         )
 
+    @functools.cached_property
+    def _mu_squared(self) -> Fraction:
+        return Fraction(self.mu_squared)
+
     @property
     def nothing(self) -> Cost:
         """The cost of no event at all."""
@@ -96,8 +101,8 @@ class Terms:
             return math.inf
         return min(
             _share(spent.epsilon, written(self.budget.epsilon)),
-            _share(spent.mu_squared, Fraction(self.mu_squared)),
-            _share(None if math.isinf(spent.renyi[0]) else Fraction(spent.renyi[0]), Fraction(self.renyi)),
+            _share(spent.mu_squared, self._mu_squared),
+            _share(None if math.isinf(spent.renyi[0]) else spent.renyi[0], self.renyi),
         )
 
     def check(self) -> None:
@@ -324,7 +329,7 @@ def _at_all_times(orders: tuple[float, ...], state: Cost, delta: float, failures
     # Ville for the mixture with equal weights: at every time, each order's line holds at delta / number of orders.
     if state.delta > written(delta) * written(failures):
         return math.inf
-    found = math.inf if state.epsilon is None else float_up(state.epsilon)
+    found = math.inf if state.epsilon is None else shown(state.epsilon)
     share = delta * (1 - failures) / len(orders)
     if share > 0:
         lines = [one + math.log(1 / share) / (order - 1) for order, one in zip(orders, state.renyi, strict=True)]
@@ -359,7 +364,7 @@ def _largest_mu_squared(epsilon: float, delta: float) -> float:
     return low * low * (1 - _ROUNDING)
 
 
-def _share(amount: Fraction | None, limit: Fraction) -> float:
+def _share(amount: Fraction | float | None, limit: Fraction | float) -> float:
     if amount is None:
         return math.inf
     if amount <= limit:

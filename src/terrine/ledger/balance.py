@@ -35,6 +35,8 @@ class Balance:
         if any(one is None for one in after):
             return None
         cost = price(event, self.terms.orders)
+        if not self.partitions and after[0] is not None:  # one stream only: its sum is known already
+            return replace(cost, planned=after[0].planned), replace(self, streams={WHOLE: after[0]})
         if any(one is not None and one.planned for one in after):
             cost = replace(cost, planned=True)
         return cost, self.plus(cost, partition)

@@ -314,12 +314,12 @@ class Account:
         for charge in self.history():
             counts.setdefault(charge.partition, collections.Counter())[charge.event] += 1
         charges = sum(counter.total() for counter in counts.values())
-        fixed = charges <= 1 or any(cost.planned for cost in balance.streams.values())
+        planned = any(cost.planned for cost in balance.streams.values())
         return Report(
             delta=wanted,
             adaptive=balance.spent(wanted, self._plan(balance)),
             planned=_planned(counts, wanted),
-            theorem="planned: one event, fixed before any answer" if fixed else "adaptive: a filter fixed in advance",
+            theorem="planned: one event, fixed before any answer" if planned else "adaptive: a filter fixed in advance",
             used=balance.used(),
             charges=charges,
             reproducible=any(is_reproducible(event) for counter in counts.values() for event in counter),
