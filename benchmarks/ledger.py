@@ -26,7 +26,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import postgres
-
 from terrine.errors import BudgetExceeded
 from terrine.events import Budget, Gaussian, PureDP, to_json
 from terrine.ledger import Ledger

@@ -34,19 +34,19 @@ def postgresql_server():
     if reason := postgres.reason_to_skip():
         pytest.skip(reason)
     pytest.importorskip("psycopg")
-    with postgres.server() as url:
+    with postgres.server(durable=False) as url:
         yield url
 
 
 @pytest.fixture
 def postgresql(postgresql_server):
-    """A fresh database on the server."""
+    """A fresh schema on the server."""
     import psycopg
 
     name = f"test_{secrets.token_hex(6)}"
     with psycopg.connect(postgresql_server.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return postgresql_server.rsplit("/", 1)[0] + f"/{name}"
+        connection.execute(f"CREATE SCHEMA {name}")
+    return f"{postgresql_server}?options=-csearch_path%3D{name}"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -263,7 +263,9 @@ def test_export_and_import_are_bit_for_bit_across_stores(url, tmp_path):
     with Ledger.open(url, key=new_key()) as ledger:
         account = ledger.account("main", budget=BUDGET, partitions=["a", "b"])
         for number in range(20):
-            account.charge(Gaussian(noise=50.0 + number), partition="ab"[number % 2], purpose=f"üñí {number}", sealed="x")
+            account.charge(
+                Gaussian(noise=50.0 + number), partition="ab"[number % 2], purpose=f"üñí {number}", sealed="x"
+            )
         ledger.account("second", budget=PURE).charge(PureDP(epsilon=0.3))
         first = io.StringIO()
         assert ledger.export(first) == 24

@@ -134,7 +134,7 @@ class Store:
         """Every charge of `account`, in order, without holding them all."""
         table = schema.CHARGES
         wanted = select(table).where(table.c.account == account).order_by(table.c.sequence)
-        for row in connection.execution_options(yield_per=1000).execute(wanted):
+        for row in connection.execute(wanted, execution_options={"yield_per": 1000}):
             yield ChargeRow(*row)
 
     def accounts(self, connection: Connection, name: str | None = None) -> list[AccountRow]:
@@ -160,10 +160,7 @@ class Store:
 
     def _find_or_create(self, file: Path, create: bool) -> None:
         if file.exists():
-            if file.stat().st_size == 0:
-                raise LedgerDamaged(
-                    f"{file}: an empty file where a ledger should be; restore it, or remove it to begin anew"
-                )
+            _must_be_whole(file)
             return
         if not create:
             raise LedgerUnavailable(f"{file}: no such file; `terrine ledger create` makes one")
@@ -248,6 +245,25 @@ def _url(given: str | os.PathLike[str]) -> URL:
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise InvalidArgument("url: a ledger in memory would forget what was spent; want a file")
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+
+
+def _must_be_whole(file: Path) -> None:
+    """Refuse a file that was cut short: SQLite would fill the end of a cut page with zeros, and an empty file anew."""
+    try:
+        size = file.stat().st_size
+        with open(file, "rb") as opened:
+            header = opened.read(100)
+    except OSError as error:
+        raise LedgerUnavailable(f"{file}: {error.strerror}; {_NOTHING}") from error
+    if size == 0:
+        raise LedgerDamaged(f"{file}: an empty file where a ledger should be; restore it, or remove it to begin anew")
+    log = file.with_name(file.name + "-wal")
+    if len(header) < 100 or not header.startswith(b"SQLite format 3") or (log.exists() and log.stat().st_size):
+        return  # SQLite itself says what is wrong, or repairs the file from its log
+    page = int.from_bytes(header[16:18], "big")
+    page = 65536 if page == 1 else page
+    if size % page or size < page * int.from_bytes(header[28:32], "big"):
+        raise LedgerDamaged(f"{file}: the file is damaged or cut short; restore it from a backup or an export")
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
