@@ -85,6 +85,17 @@ def crashes(url: str, folder: Path, *, kills: int, workers: int = 4, seed: int =
     }
 
 
+def crashes_in_turn(fresh: Callable[[int], str], folder: Path, *, kills: int, each: int = 20) -> dict[str, Any]:
+    """The same on a fresh ledger for every `each` kills, so that checking all of it each time stays quick."""
+    total: dict[str, Any] = {}
+    for turn, start in enumerate(range(0, kills, each)):
+        place = folder / str(turn)
+        place.mkdir(parents=True)
+        found = crashes(fresh(turn), place, kills=min(each, kills - start), seed=turn)
+        total = {name: total.get(name, 0) + value for name, value in found.items()}
+    return total
+
+
 def _charge_for_ever(url: str, released: Path, acknowledged: Path, name: str, open_: Any) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     marks, done = os.open(released, flags), os.open(acknowledged, flags)
@@ -253,6 +264,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--batches", type=int, default=41)
+    parser.add_argument("--only", choices=["sqlite", "postgresql"])
     wanted = parser.parse_args()
     results: dict[str, Any] = {}
 
@@ -265,18 +277,26 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        bare = bare_sqlite(folder / "bare.db")
-        note("throughput sqlite", throughput(f"sqlite:///{folder}/t.db", bare, batches=wanted.batches, size=25))
-        note("growth sqlite", growth(f"sqlite:///{folder}/g.db", rows=wanted.rows))
-        note("crashes sqlite", crashes(f"sqlite:///{folder}/c.db", folder, kills=wanted.kills))
-        note("race sqlite", race(f"sqlite:///{folder}/r.db", rounds=wanted.rounds))
+        if wanted.only != "postgresql":
+            bare = bare_sqlite(folder / "bare.db")
+            note("throughput sqlite", throughput(f"sqlite:///{folder}/t.db", bare, batches=wanted.batches, size=25))
+            note("growth sqlite", growth(f"sqlite:///{folder}/g.db", rows=wanted.rows))
+            note(
+                "crashes sqlite",
+                crashes_in_turn(lambda turn: f"sqlite:///{folder}/c{turn}.db", folder / "c", kills=wanted.kills),
+            )
+            note("race sqlite", race(f"sqlite:///{folder}/r.db", rounds=wanted.rounds))
+        if wanted.only == "sqlite":
+            return
         if reason := postgres.reason_to_skip():
             print(f"PostgreSQL skipped: {reason}")
             return
         with postgres.server() as url:
-            (folder / "pg").mkdir()
             note("throughput postgresql", throughput(url, bare_postgresql(url), batches=wanted.batches, size=25))
-            note("crashes postgresql", crashes(url, folder / "pg", kills=wanted.kills))
+            note(
+                "crashes postgresql",
+                crashes_in_turn(lambda turn: postgres.schema(url, f"c{turn}"), folder / "pg", kills=wanted.kills),
+            )
             note("race postgresql", race(url, rounds=wanted.rounds))
 
 

@@ -45,6 +45,15 @@ def server(*, durable: bool = True) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def schema(url: str, name: str) -> str:
+    """The URL of a fresh schema called `name` on the server at `url`."""
+    import psycopg
+
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f'CREATE SCHEMA "{name}"')
+    return f"{url}?options=-csearch_path%3D{name}"
+
+
 def _run(command: list[str], user: str | None, folder: Path) -> None:
     done = subprocess.run(
         command, user=user, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=120

@@ -41,12 +41,7 @@ def postgresql_server():
 @pytest.fixture
 def postgresql(postgresql_server):
     """A fresh schema on the server."""
-    import psycopg
-
-    name = f"test_{secrets.token_hex(6)}"
-    with psycopg.connect(postgresql_server.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute(f"CREATE SCHEMA {name}")
-    return f"{postgresql_server}?options=-csearch_path%3D{name}"
+    return load("postgres").schema(postgresql_server, f"test_{secrets.token_hex(6)}")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -6,20 +6,24 @@ what the accountant says today, its running sum is the last one plus its cost bi
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from terrine.accounting.costs import Cost, price
-from terrine.errors import LedgerDamaged, TerrineError
+from terrine.errors import TerrineError
 from terrine.events import from_json
 from terrine.ledger.balance import Balance, summed
-from terrine.ledger.records import AccountRow, ChargeRow, digest, read_cost, read_terms
+from terrine.ledger.records import AccountRow, ChargeRow, digest, read_cost, read_terms, write_cost
 from terrine.ledger.store import Store
 
 _SAME = 1e-9
 """Relative room for an accountant that was improved, or another machine's rounding, since the row was written."""
+
+
+_event = functools.lru_cache(maxsize=4096)(from_json)
 
 
 @dataclass(frozen=True)
@@ -95,23 +99,30 @@ def _linked(row: ChargeRow, sequence: int, previous: str, at: int) -> list[str]:
 
 def _replayed(balance: Balance, row: ChargeRow) -> tuple[Balance, list[str]]:
     try:
-        event, cost, state = from_json(row.event), read_cost(row.cost), read_cost(row.state)
-        fits = balance.accept(event, row.partition) is not None
-        now = price(event, balance.terms.orders)
-    except (TerrineError, LedgerDamaged) as error:
+        event = _event(row.event)
+        accepted = balance.accept(event, row.partition)
+        now, after = accepted or (price(event, balance.terms.orders), balance)
+        if write_cost(now) == row.cost:
+            cost, after = now, after if accepted else balance.plus(now, row.partition)
+        else:
+            cost = read_cost(row.cost)
+            after = balance.plus(cost, row.partition)
+    except TerrineError as error:
         return balance, [f"edited: {error}"]
     problems = []
-    after = balance.plus(cost, row.partition)
-    if after.own(row.partition) != state:
+    if write_cost(after.own(row.partition)) != row.state:
         problems.append("edited: the running sum is not the last one plus this cost")
     if not _covers(cost, now):
         problems.append("mispriced: the event costs more than what was charged")
-    if not fits:
+    if accepted is None:
         problems.append("overspent: the budget did not allow it")
-    return balance.plus(cost, row.partition), problems
+    return after, problems
 
 
 def _covers(charged: Cost, now: Cost) -> bool:
+    if charged == now:
+        return True
+
     def enough(one: float | None, two: float | None) -> bool:
         return one is None or (two is not None and two <= one * (1 + _SAME))
 
