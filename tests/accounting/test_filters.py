@@ -15,9 +15,9 @@ from scipy.special import ndtr, ndtri
 
 from terrine import accounting
 from terrine.accounting import gaussian
-from terrine.accounting.calibrate import STEPS, Search
+from terrine.accounting.calibrate import NOISE, RATE, STEPS
 from terrine.accounting.costs import price, written
-from terrine.accounting.filters import Filter, Odometer, Split, Terms, accept, remaining_noise
+from terrine.accounting.filters import Filter, Odometer, Split, Terms, accept, least_private, remaining_noise
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent
 from terrine.events import (
     ApproximateDP,
@@ -40,7 +40,6 @@ from terrine.events import (
 )
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
-NEAR = Search(low=0.7, high=40, private_end_is_high=True)
 
 
 def fill(filter_, event, most=100_000):
@@ -223,7 +222,7 @@ def test_one_planned_event_may_take_the_whole_budget_and_closes_it():
     def plan(noise):
         return Repeated(PoissonSampled(Gaussian(noise=noise), rate=0.02), times=500)
 
-    exact = plan(accounting.calibrate(plan, BUDGET, over=NEAR))
+    exact = plan(accounting.calibrate(plan, BUDGET))
     filter_ = Filter(BUDGET)
     assert filter_.would_cost(exact).fits
     filter_.charge(exact)
@@ -260,24 +259,37 @@ def test_the_closed_loop_spends_what_is_left_and_not_more():
         return Repeated(PoissonSampled(Gaussian(noise=noise), rate=0.05), times=200)
 
     filter_.charge(steps(2.0))
-    noise = filter_.calibrate(steps, over=NEAR)
+    noise = filter_.calibrate(steps)
     with pytest.raises(BudgetExceeded):
         filter_.charge(steps(noise * 0.999))
     filter_.charge(steps(noise))
     assert 0 <= filter_.remaining().share < 1e-3
-    assert filter_.calibrate(lambda count: Repeated(PureDP(epsilon=1e-9), times=int(count)), over=STEPS) >= 1
+
+
+@pytest.mark.parametrize("limit", [1e-30, 0.002, 0.7, 1.0, 3.5, 1234.5, 1e8, 1e40])
+def test_the_search_finds_the_edge_wherever_it_is(limit):
+    for over in (NOISE, RATE, STEPS):
+        fits = (lambda value: value >= limit) if over.private_end_is_high else (lambda value: value <= limit)
+        safe_end, risky_end = (over.high, over.low) if over.private_end_is_high else (over.low, over.high)
+        if not fits(safe_end):
+            with pytest.raises(BudgetExceeded, match="does not fit"):
+                least_private(fits, over)
+            continue
+        found = least_private(fits, over)
+        assert fits(found)
+        assert found == risky_end or not fits(found * (0.999 if over.private_end_is_high else 1.001) + over.whole)
 
 
 def test_remaining_noise_is_one_plan_with_what_was_spent():
     done = Repeated(PoissonSampled(Gaussian(noise=2.0), rate=0.05), times=100)
     budget = Budget(epsilon=3.0, delta=1e-5)
-    noise = remaining_noise(done, budget, steps=300, rate=0.05, over=NEAR)
+    noise = remaining_noise(done, budget, steps=300, rate=0.05)
     rest = Repeated(PoissonSampled(Gaussian(noise=noise), rate=0.05), times=300)
     assert accounting.delta(Composed([done, rest]), epsilon=3.0) <= 1e-5
     looser = Repeated(PoissonSampled(Gaussian(noise=noise * 0.999), rate=0.05), times=300)
     assert accounting.delta(Composed([done, looser]), epsilon=3.0) > 1e-5
     with pytest.raises(BudgetExceeded):
-        remaining_noise(Repeated(done, times=1000), budget, steps=1, over=NEAR)
+        remaining_noise(Repeated(done, times=1000), budget, steps=1)
 
 
 ALL_KINDS = [

@@ -80,12 +80,10 @@ def test_two_handles_see_each_other(url):
 
 
 def test_a_calibrated_plan_fits_exactly_and_closes_the_account(url):
-    search = accounting.calibrate.__globals__["Search"](low=0.7, high=40, private_end_is_high=True)
-
     def plan(noise):
         return Repeated(PoissonSampled(Gaussian(noise=noise), rate=0.02), times=500)
 
-    event = plan(accounting.calibrate(plan, BUDGET, over=search))
+    event = plan(accounting.calibrate(plan, BUDGET))
     with Ledger.open(url) as ledger:
         account = ledger.account("main", budget=BUDGET)
         account.charge(event, purpose="one training run")

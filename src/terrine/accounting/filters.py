@@ -300,18 +300,29 @@ def remaining(terms: Terms, state: Cost) -> Remaining:
 
 
 def least_private(fits: Callable[[float], bool], over: Search) -> float:
-    """The end of `over` nearest to its risky side at which `fits` still holds, by bisection of the logarithm."""
-    safe, risky = (over.high, over.low) if over.private_end_is_high else (over.low, over.high)
-    if fits(risky):
+    """The value of `over` nearest to its risky end at which `fits` still holds: a bracket around its start, halved."""
+    safe_end, risky_end = (over.high, over.low) if over.private_end_is_high else (over.low, over.high)
+    safe = risky = over.start
+    factor = 4.0 if over.private_end_is_high else 0.25
+    while not fits(safe):
+        if safe == safe_end:
+            raise BudgetExceeded(f"even {safe:g} does not fit into what is left; nothing was charged")
+        safe, risky = _within(over, safe * factor), safe
+    while risky != risky_end and fits(risky):
+        safe, risky = risky, _within(over, risky / factor)
+    if risky == risky_end and fits(risky):
         return risky
-    if not fits(safe):
-        raise BudgetExceeded(f"even {safe:g} does not fit into what is left; nothing was charged")
     while abs(safe - risky) > (1 if over.whole else _PRECISION * safe):
         middle = math.sqrt(safe) * math.sqrt(risky)
         if over.whole:
             middle = min(max(float(math.floor(middle)), min(safe, risky) + 1), max(safe, risky) - 1)
         safe, risky = (middle, risky) if fits(middle) else (safe, middle)
     return safe
+
+
+def _within(over: Search, value: float) -> float:
+    value = min(over.high, max(over.low, value))
+    return float(math.floor(value)) if over.whole else value
 
 
 def _planned(budget: Budget, event: Event) -> bool:
