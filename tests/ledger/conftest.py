@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from terrine.ledger.store import KINDS
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -44,7 +46,7 @@ def postgresql(postgresql_server):
     return load("postgres").schema(postgresql_server, f"test_{secrets.token_hex(6)}")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=KINDS)
 def url(request, tmp_path):
     """One of every kind of store."""
     if request.param == "sqlite":

@@ -5,6 +5,7 @@ LEDGER is a file, or a database URL. The key for sealed fields is read from $TER
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import getpass
 import json
@@ -213,7 +214,7 @@ def _event(
 
 def _summary(account: Account, *, delta: float | None = None, last: int = 0) -> dict[str, Any]:
     report, left = account.report(delta), account.remaining()
-    newest = list(account.history())[-last:] if last else []
+    newest = collections.deque(account.history(), maxlen=last) if last else ()
     return {
         "account": account.name,
         "epsilon": account.budget.epsilon,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import secrets
@@ -290,7 +291,7 @@ class Account:
         store = self._ledger._store
         with store.transaction(write=False) as connection:
             for row in store.rows(connection, self._row.account):
-                yield _shown(row, from_json(row.event))
+                yield _shown(row, _event(row.event))
 
     def unseal(self, sequence: int) -> bytes:
         """The sealed field of one charge.
@@ -455,6 +456,9 @@ def _shown(row: ChargeRow, event: Event) -> Charge:
         sealed=bool(row.sealed),
         hash=row.hash,
     )
+
+
+_event = functools.lru_cache(maxsize=4096)(from_json)
 
 
 def _moment(microseconds: int) -> datetime.datetime:

@@ -34,6 +34,9 @@ from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable, Mi
 from terrine.ledger import schema
 from terrine.ledger.records import AccountRow, ChargeRow
 
+KINDS = ("sqlite", "postgresql")
+"""The databases that can hold a ledger."""
+
 _NOTHING = "nothing was charged, nothing was released"
 _MIGRATION_LOCK = 0x7465_7272_696E_65  # "terrine"
 
@@ -65,10 +68,12 @@ class Store:
         self._process = os.getpid()
         if self._file is not None:
             self._find_or_create(self._file, create)
-        with self.transaction() as connection:
-            if schema.found_version(connection) < schema.VERSION:
-                if not create and schema.found_version(connection) == 0:
-                    raise LedgerUnavailable(f"{self}: holds no ledger; create it first")
+        with self.transaction(write=False) as connection:
+            version = schema.found_version(connection)
+        if version == 0 and not create:
+            raise LedgerUnavailable(f"{self}: holds no ledger; `terrine ledger create` makes one")
+        if version < schema.VERSION:
+            with self.transaction() as connection:
                 if connection.dialect.name == "postgresql":
                     connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
                 schema.migrate(connection)
@@ -94,6 +99,8 @@ class Store:
         try:
             with self._engine.connect() as connection:
                 connection = connection.execution_options(terrine_write=write)
+                if not write and self.dialect == "postgresql":  # all that is read is of one moment, as it is in SQLite
+                    connection = connection.execution_options(isolation_level="REPEATABLE READ")
                 with connection.begin():
                     yield connection
         except exc.DBAPIError as error:
@@ -240,7 +247,7 @@ def _url(given: str | os.PathLike[str]) -> URL:
         raise InvalidArgument(
             "url: not a database URL; want a path, sqlite:///file or postgresql+psycopg://..."
         ) from None
-    if url.get_backend_name() not in ("sqlite", "postgresql"):
+    if url.get_backend_name() not in KINDS:
         raise InvalidArgument(f"url={url.drivername}: want a path, sqlite:///file or postgresql+psycopg://...")
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise InvalidArgument("url: a ledger in memory would forget what was spent; want a file")
