@@ -245,9 +245,15 @@ def test_refusals_name_the_reason():
     strange = PoissonSampled(Gaussian(noise=1.0), rate=0.5, neighbours=Neighbours.REPLACE_ONE)
     filter_.charge(PureDP(epsilon=0.1))
     if price(strange, (2.0,)).unknown:
-        with pytest.raises(UnsupportedEvent):
-            filter_.charge(strange)
+        fresh = Filter(Budget(epsilon=1e-3, delta=1e-9))
+        with pytest.raises((UnsupportedEvent, BudgetExceeded)):
+            fresh.charge(strange)
+        assert fresh.state.events == 0
     assert filter_.state.events == 1
+    with pytest.raises(
+        InvalidArgument, match="protects one example, replace-one; the events before it protect one example"
+    ):
+        filter_.charge(Gaussian(noise=90.0, neighbours=Neighbours.REPLACE_ONE))
     with pytest.raises(InvalidArgument, match=r"add up to 1\.5"):
         Split(failures=0.5, gaussian=0.5, renyi=0.5)
 

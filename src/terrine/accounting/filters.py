@@ -35,7 +35,22 @@ from terrine.accounting import gaussian, renyi
 from terrine.accounting.calibrate import NOISE, Search, calibrate
 from terrine.accounting.costs import Cost, price, shown, written
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent
-from terrine.events import Budget, Composed, Event, Gaussian, NonPrivate, PoissonSampled, PureDP, Repeated
+from terrine.events import (
+    Budget,
+    Composed,
+    Event,
+    Gaussian,
+    Neighbours,
+    NonPrivate,
+    PoissonSampled,
+    PureDP,
+    Repeated,
+    Unit,
+    settled_neighbours,
+    settled_unit,
+)
+
+Protected = tuple[Neighbours, Unit]
 
 _ROUNDING = 1e-12
 _PRECISION = 1e-6
@@ -64,7 +79,6 @@ class Terms:
     """
 
     budget: Budget
-    failures: float
     mu_squared: float
     renyi: float
     orders: tuple[float, ...]
@@ -77,12 +91,15 @@ class Terms:
         order, limit = _best_order(budget.epsilon, budget.delta * split.renyi)
         return cls(
             budget=budget,
-            failures=budget.delta * split.failures,
             mu_squared=_largest_mu_squared(budget.epsilon, budget.delta * split.gaussian),
             renyi=limit,
             orders=tuple(1 + (order - 1) * 2.0**power for power in (0, -1, 1, 2, 3, 4, 5, 6)),
             split=split,
         )
+
+    @functools.cached_property
+    def _failures(self) -> Fraction:
+        return written(self.budget.delta) * written(self.split.failures)
 
     @functools.cached_property
     def _mu_squared(self) -> Fraction:
@@ -97,7 +114,7 @@ class Terms:
         """The share of the budget that the most generous rule has used: at most 1 while one of them holds."""
         if spent.planned:
             return 1.0
-        if spent.delta > written(self.failures):
+        if spent.delta > self._failures:
             return math.inf
         return min(
             _share(spent.epsilon, written(self.budget.epsilon)),
@@ -112,7 +129,7 @@ class Terms:
             InvalidArgument: a limit is larger than its share of the budget allows.
         """
         epsilon, delta = self.budget.epsilon, self.budget.delta
-        kept = self.failures <= delta * self.split.failures
+        kept = True
         if self.mu_squared > 0:
             kept &= gaussian.delta(math.sqrt(self.mu_squared), epsilon) <= delta * self.split.gaussian
         if self.renyi > 0:
@@ -149,6 +166,7 @@ class Filter:
         self.terms = Terms.of(budget, split)
         self._spent = self.terms.nothing
         self._plan: Event | None = None
+        self._protected: Protected | None = None
 
     @property
     def state(self) -> Cost:
@@ -157,6 +175,7 @@ class Filter:
 
     def would_cost(self, event: Event) -> Quote:
         """What charging `event` would do; nothing is charged."""
+        _agreed(self._protected, event)
         return quote(self.terms, self._spent, event)
 
     def charge(self, event: Event) -> None:
@@ -165,11 +184,13 @@ class Filter:
         Raises:
             BudgetExceeded: it does not fit; nothing has changed.
             UnsupportedEvent: no rule can bound it; nothing has changed.
+            InvalidArgument: it protects another unit, or under another relation, than the events before it.
         """
+        protected = _agreed(self._protected, event)
         after = accept(self.terms, self._spent, event)
         if after is None:
             raise refusal(self.terms, self._spent, event)
-        self._spent, self._plan = after, event if after.planned else None
+        self._spent, self._plan, self._protected = after, event if after.planned else None, protected
 
     def spent(self, delta: float | None = None) -> float:
         """An epsilon that holds at `delta` for everything so far, at whatever moment one stops."""
@@ -202,17 +223,20 @@ class Odometer:
         self.failures = check.half_open_unit("failures", failures)
         self._orders = tuple(1 + 2.0**power for power in range(-2, 12))
         self._spent = Cost.nothing(self._orders)
+        self._protected: Protected | None = None
 
     def charge(self, event: Event) -> None:
         """Add `event` to what was spent.
 
         Raises:
             UnsupportedEvent: nothing can bound it; nothing has changed.
+            InvalidArgument: it protects another unit, or under another relation, than the events before it.
         """
+        protected = _agreed(self._protected, event)
         cost = price(event, self._orders)
         if cost.unknown and not isinstance(event, NonPrivate):
             raise UnsupportedEvent(event, by="the odometer")
-        self._spent = self._spent + cost
+        self._spent, self._protected = self._spent + cost, protected
 
     def spent(self) -> float:
         """The running bound; inf once an event without any bound was charged."""
@@ -318,6 +342,14 @@ def least_private(fits: Callable[[float], bool], over: Search) -> float:
             middle = min(max(float(math.floor(middle)), min(safe, risky) + 1), max(safe, risky) - 1)
         safe, risky = (middle, risky) if fits(middle) else (safe, middle)
     return safe
+
+
+def _agreed(before: Protected | None, event: Event) -> Protected:
+    now = (settled_neighbours(event), settled_unit(event))
+    if before is not None and before != now:
+        kind, told = type(event).__name__, [f"one {unit.value}, {relation.value}" for relation, unit in (now, before)]
+        raise InvalidArgument(f"{kind}: protects {told[0]}; the events before it protect {told[1]}; want one for all")
+    return now
 
 
 def _within(over: Search, value: float) -> float:

@@ -33,6 +33,8 @@ from terrine.events import (
 )
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from terrine.ledger import Account, Ledger
 
 app = typer.Typer(help="Durable budgets: every charge is on disk before anything is shown.", no_args_is_help=True)
@@ -251,7 +253,6 @@ def _summary(account: Account, *, delta: float | None = None, last: int = 0) -> 
 def _show(account: Account, delta: float | None, last: int) -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     summary, console = _summary(account, delta=delta, last=last), Console()
     full = round(_WIDTH * min(1.0, account.used()))
@@ -266,15 +267,32 @@ def _show(account: Account, delta: float | None, last: int) -> None:
     console.print(f"  which holds: {spent['theorem']}", highlight=False)
     if summary["reproducible"]:
         console.print("[red]some noise came from a seed: whoever knows it sees through[/red]")
-    table = Table("charge", "time (UTC)", "event", "purpose", "by", "partition", "sealed")
-    for one in summary["history"]:
-        cells = [str(one["sequence"]), one["at"][:19], _event_text(one["event"]["event"])]
-        cells += [one["purpose"], one["by"], one["partition"], "yes" if one["sealed"] else ""]
-        table.add_row(*map(escape, cells))
     if summary["history"]:
-        console.print(table)
+        console.print(_table(summary["history"]))
     if (hidden := summary["charges"] - len(summary["history"])) > 0:
         console.print(f"and {hidden} earlier charges; --last {summary['charges']} lists them all", highlight=False)
+
+
+def _table(history: list[dict[str, Any]]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    columns = {
+        "charge": [str(one["sequence"]) for one in history],
+        "time (UTC)": [one["at"][:19].replace("T", " ") for one in history],
+        "event": [_event_text(one["event"]["event"]) for one in history],
+        "purpose": [one["purpose"] for one in history],
+        "by": [one["by"] for one in history],
+        "partition": [one["partition"] for one in history],
+        "sealed": ["yes" if one["sealed"] else "" for one in history],
+    }
+    kept = {name: cells for name, cells in columns.items() if any(cells)}
+    table = Table()
+    for name in kept:
+        table.add_column(name, overflow="fold", no_wrap=name == "charge")
+    for cells in zip(*kept.values(), strict=True):
+        table.add_row(*map(escape, cells))
+    return table
 
 
 def _event_text(record: dict[str, Any]) -> str:
