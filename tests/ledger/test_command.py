@@ -125,3 +125,12 @@ def test_a_sealed_field_shows_only_that_it_is_there(ledger, monkeypatch):
     listing = run("show", ledger, "--json").stdout + run("show", ledger).stdout + run("export", ledger).stdout
     assert "7321" not in listing
     assert '"sealed": true' in listing
+
+
+def test_without_the_database_package_the_error_says_what_to_install(ledger):
+    hidden = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n: None if n == 'sqlalchemy' else f(n)"
+    code = f"{hidden}; from terrine.cli import main; main()"
+    command = [sys.executable, "-c", code, "ledger", "show", str(ledger)]
+    result = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=60)
+    assert result.returncode == 2
+    assert "pip install 'terrine[ledger]'" in result.stderr

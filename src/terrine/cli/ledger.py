@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from terrine.errors import InvalidArgument, MissingExtra
+from terrine.errors import InvalidArgument
 from terrine.events import (
     Budget,
     Event,
@@ -188,10 +188,8 @@ def key() -> None:
 
 
 def _opened(where: str, *, create: bool = False) -> Ledger:
-    try:
-        from terrine.ledger import Ledger
-    except ModuleNotFoundError as error:
-        raise MissingExtra(str(error.name), extra="ledger") from None
+    from terrine.ledger import Ledger
+
     return Ledger.open(where, key=os.environ.get("TERRINE_LEDGER_KEY"), create=create)
 
 
