@@ -192,6 +192,11 @@ def test_a_mix_costs_at_least_each_part_and_at_most_their_sum():
     assert whole.upper - whole.lower <= 1e-3 * whole.upper
 
 
+def test_several_gaussians_on_one_sample_are_one_gaussian():
+    two = Repeated(PoissonSampled(Repeated(Gaussian(noise=2.0), times=4), rate=0.01), times=100)
+    assert accounting.epsilon(two, delta=1e-6) == pytest.approx(accounting.epsilon(dpsgd(0.01, 1.0, 100), delta=1e-6))
+
+
 def test_fifty_different_events_are_enclosed():
     event = Composed(dpsgd(0.01, 1 + 0.1 * i, 100 + i) for i in range(50))
     found = accounting.bounds(event, delta=1e-6)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from scipy.optimize import brentq
@@ -27,6 +28,7 @@ from terrine.accounting.inversion import (
     saddle_at,
 )
 from terrine.accounting.loss_distribution import LARGEST_LISTED, Cells, Pair, Side, lower, pair, upper
+from terrine.accounting.renyi import gaussian_noise
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
     Composed,
@@ -277,6 +279,13 @@ def _leaves(event: Event, times: int) -> Iterator[tuple[Event, int]]:
             raise UnsupportedEvent(event, by="the certified accountant", hint="no finite epsilon covers it")
         case PoissonSampled(event=inner, rate=1.0, neighbours=Neighbours.ADD_REMOVE):
             yield from _leaves(inner, times)
+        case PoissonSampled(event=Composed() | Repeated() | Reproducible() as inner):
+            noise = gaussian_noise(inner)
+            if noise is None:
+                raise UnsupportedEvent(
+                    inner, by="the certified accountant", hint="inside a sample only Gaussians compose"
+                )
+            yield replace(event, event=Gaussian(noise=noise * (1 - 1e-15))), times
         case _:
             yield event, times
 

@@ -350,7 +350,7 @@ class Inversion:
             if decay > allowed:
                 break
             stop, beyond = low, float(np.logaddexp(beyond, decay))
-        return stop, beyond
+        return stop, beyond + 1e-9 * (1 + abs(beyond))  # these were computed in floating point, too
 
     def _log_kernel_beyond(self, t: float) -> float:
         """log of a bound on 1/pi times the integral from t on of |kernel x smooth part|, the latter over its value at
@@ -390,7 +390,7 @@ class _Stretch:
     """One part under the tilt: its weights, moments and transform."""
 
     def __init__(self, part: Part, tilt: float) -> None:
-        self.times = part.times
+        self.times, self.tilt = part.times, tilt
         self.log_moment, weight = _tilted(part.losses, tilt)
         kept = weight > _DROPPED / weight.size
         self.loss, self.weight = part.losses.loss[kept], weight[kept]
@@ -412,7 +412,7 @@ class _Stretch:
     def error(self, t: Floats | float) -> Floats:
         """A bound on the rounding error of `transform` and of the atoms it sums."""
         terms = 4 * (_BLOCK + self.loss.size / _BLOCK + 64)
-        return np.asarray(_DROPPED + _ATOM_ERROR + _U * terms + 8 * _U * self.mean_size * t)
+        return np.asarray(_DROPPED + _ATOM_ERROR + _U * terms + 8 * _U * self.mean_size * (self.tilt + t))
 
     def log_decay(self, low: float, high: float) -> float:
         """log of a bound on |E e^(itL)| over [low, high].
