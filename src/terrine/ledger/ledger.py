@@ -218,7 +218,7 @@ class Account:
         """
         self._must_protect(event)
         purpose, by = _text("purpose", purpose), _text("by", by)
-        written = to_json(event)
+        written = _written(event)
         store = self._ledger._store
         with store.transaction() as connection:
             head = store.lock_head(connection, self._row.account)
@@ -344,7 +344,9 @@ class Account:
             raise LedgerDamaged(
                 f"account {self.name!r}: charge {head[0]} is gone or edited; run `terrine ledger verify`"
             )
-        rows = store.last_of_streams(connection, self._row.account) if self.partitions else [last] if last else []
+        rows = [last] if last else []
+        if self.partitions and last:
+            rows = store.last_of_streams(connection, self._row.account, (WHOLE, *self.partitions))
         for row in rows:
             if digest(row) != row.hash:
                 raise LedgerDamaged(
@@ -459,6 +461,7 @@ def _shown(row: ChargeRow, event: Event) -> Charge:
 
 
 _event = functools.lru_cache(maxsize=4096)(from_json)
+_written = functools.lru_cache(maxsize=4096)(to_json)
 
 
 def _moment(microseconds: int) -> datetime.datetime:

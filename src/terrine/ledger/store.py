@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ _HEAD = select(schema.HEADS.c.sequence, schema.HEADS.c.hash).where(schema.HEADS.
 _LOCKED_HEAD = _HEAD.with_for_update()
 _ROW = select(schema.CHARGES).where(
     schema.CHARGES.c.account == bindparam("key"), schema.CHARGES.c.sequence == bindparam("number")
+)
+_LAST_OF_STREAM = (
+    select(schema.CHARGES)
+    .where(schema.CHARGES.c.account == bindparam("key"), schema.CHARGES.c.partition == bindparam("stream"))
+    .order_by(schema.CHARGES.c.sequence.desc())
+    .limit(1)
 )
 _APPEND = insert(schema.CHARGES)
 _MOVE_HEAD = (
@@ -103,7 +110,7 @@ class Store:
                     connection = connection.execution_options(isolation_level="REPEATABLE READ")
                 with connection.begin():
                     yield connection
-        except exc.DBAPIError as error:
+        except (exc.DBAPIError, sqlite3.Error) as error:
             raise self._explained(error) from error
 
     def lock_head(self, connection: Connection, account: str) -> tuple[int, str]:
@@ -123,14 +130,10 @@ class Store:
         found = connection.execute(_ROW, {"key": account, "number": sequence}).first()
         return None if found is None else ChargeRow(*found)
 
-    def last_of_streams(self, connection: Connection, account: str) -> list[ChargeRow]:
-        """The last charge on each partition of `account`, and on the whole of it."""
-        table = schema.CHARGES
-        last = (
-            select(func.max(table.c.sequence)).where(table.c.account == account).group_by(table.c.partition)
-        ).scalar_subquery()
-        rows = connection.execute(select(table).where(table.c.account == account, table.c.sequence.in_(last)))
-        return [ChargeRow(*row) for row in rows]
+    def last_of_streams(self, connection: Connection, account: str, streams: Iterable[str]) -> list[ChargeRow]:
+        """The last charge on each of `streams`: one look into an index for each, however long the history."""
+        found = [connection.execute(_LAST_OF_STREAM, {"key": account, "stream": one}).first() for one in streams]
+        return [ChargeRow(*row) for row in found if row is not None]
 
     def append(self, connection: Connection, row: ChargeRow) -> None:
         """Add `row` at the end of its account."""
@@ -186,7 +189,7 @@ class Store:
                 schema.migrate(connection)
             with contextlib.suppress(FileExistsError):
                 os.link(draft, file)
-        except exc.DBAPIError as error:
+        except (exc.DBAPIError, sqlite3.Error) as error:
             raise self._explained(error) from error
         except OSError as error:
             raise LedgerUnavailable(f"{file}: {error.strerror}; {_NOTHING}") from error
@@ -215,8 +218,8 @@ class Store:
             cursor.execute(f"SET lock_timeout = {int(self._timeout * 1000)}")
         connection.commit()
 
-    def _explained(self, error: exc.DBAPIError) -> Exception:
-        said = " ".join(str(error.orig).split())
+    def _explained(self, error: exc.DBAPIError | sqlite3.Error) -> Exception:
+        said = " ".join(str(error.orig if isinstance(error, exc.DBAPIError) else error).split())
         for sign, (kind, reason) in _REASONS.items():
             if sign in said.lower():
                 return kind(f"{self}: {reason} ({said}); {_NOTHING}")
@@ -282,4 +285,5 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     write = connection.get_execution_options().get("terrine_write", True)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+    driver: Any = connection.connection.driver_connection
+    driver.execute("BEGIN IMMEDIATE" if write else "BEGIN")
