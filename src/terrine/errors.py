@@ -40,3 +40,11 @@ class MissingExtra(TerrineError, ImportError):
 
     def __init__(self, package: str, *, extra: str) -> None:
         super().__init__(f"{package} is not installed; pip install 'terrine[{extra}]'")
+
+
+class LedgerUnavailable(TerrineError):
+    """The ledger's database cannot be used now: nothing was charged and nothing was released."""
+
+
+class LedgerDamaged(TerrineError):
+    """The ledger's records are not what Terrine wrote: nothing was charged and nothing was released."""
