@@ -6,7 +6,7 @@
 
 Each knows its squared norms (n,) and its weighted sum over the examples. An Outer with T = 1 has norm
 |out| |in|; with more positions it is the smaller of two costs: the gradients themselves ("direct", O(T d e)
-work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + e)) work)   [LTLH22] eq. 5.
+work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + e)) work)   [LTL22].
 """
 
 from __future__ import annotations
