@@ -40,3 +40,7 @@ class MissingExtra(TerrineError, ImportError):
 
     def __init__(self, package: str, *, extra: str) -> None:
         super().__init__(f"{package} is not installed; pip install 'terrine[{extra}]'")
+
+
+class OutOfOrder(TerrineError, RuntimeError):
+    """A run was asked for something at the wrong moment; nothing was released."""
