@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+from terrine.sgd.clipping.lot import clipped_sum
 from terrine.sgd.clipping.policy import Automatic, ClippingRule, Flat, PerLayer
+from terrine.sgd.clipping.recorder import Recorder
+from terrine.sgd.clipping.reduction import reduction_scale
 from terrine.sgd.clipping.result import Clipped
-from terrine.sgd.clipping.whole import Recorder, clipped_sum, reduction_scale
 
 __all__ = [
     "Automatic",
