@@ -185,8 +185,9 @@ class Run:
         self._reduction: Reduction | None = None
         self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
         if recorder is not None:
-            # The recorder's own hooks came first, so that it sees the outputs before they are watched.
-            self._hooks.append(step.model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
+            # Around the recorder's hooks: it sees neither watched tensors nor a lot without rows.
+            before = step.model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
+            self._hooks.append(before)
             self._hooks.append(step.model.register_forward_hook(self._after_forward))
 
     def begin(self, batch: Any, piece: Piece) -> Any:
