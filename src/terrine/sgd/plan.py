@@ -109,7 +109,11 @@ class Plan:
 
     def epsilon_after(self, steps: int) -> float:
         """The certified epsilon of the first `steps` steps; infinite without noise."""
-        return accounting.epsilon(self.event_after(steps), delta=self.delta) if self.private else math.inf
+        if not self.private:
+            return math.inf
+        proven = accounting.epsilon(self.event_after(steps), delta=self.delta)
+        # The noise was accepted because the whole run's delta at the budget's epsilon is proven: a bound as well.
+        return proven if self.budget is None else min(proven, self.budget.epsilon)
 
     def noise_at(self, step: int) -> float:
         """The noise of one step, relative to what one example can move."""
