@@ -7,6 +7,7 @@ from terrine.sgd.plan import Plan
 from terrine.sgd.private import make_private
 from terrine.sgd.sampling import FixedSize, Poisson, Shuffled
 from terrine.sgd.schedules import Adaptive, Stages
+from terrine.sgd.training import Trainer
 from terrine.sgd.validate import fix
 
-__all__ = ["Adaptive","Automatic","FixedSize","Flat","PerLayer","Plan","Poisson","Shuffled","Stages","clipped_sum","fix","make_private"]
+__all__ = ["Adaptive","Automatic","FixedSize","Flat","PerLayer","Plan","Poisson","Shuffled","Stages","Trainer","clipped_sum","fix","make_private"]
