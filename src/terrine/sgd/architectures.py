@@ -163,4 +163,5 @@ def private_projection(x: Tensor, *, components: int = 60, noise: float = 16.0, 
 
 def _bounded(x: Tensor) -> Tensor:
     flat = x.flatten(1)
+    flat = torch.where(flat.isfinite().all(dim=1, keepdim=True), flat, 0.0)  # a row that is no number adds nothing
     return flat / flat.norm(dim=1, keepdim=True).clamp(min=1.0)
