@@ -10,14 +10,18 @@ from terrine.sgd.checkpoint import Checkpoint
 
 path, killed_at, moment, bill = PATH, KILLED_AT, MOMENT, BILL  # noqa: F821  set by who runs this file
 
+
 class Bill:
     name = "bill"
+
     def charge(self, event, *, purpose, by):
         with open(bill, "a") as file:
             file.write("charged\n")
 
+
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
+
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -30,10 +34,12 @@ plan = sgd.Plan(examples=40, lot=10, steps=12, clip=clip, noise=1.0, delta=1e-5,
 keep = Checkpoint(path, every=2)
 if moment == "write":
     replace = os.replace
+
     def half(source, target):
         if str(target) == path and step == killed_at:
             die()
         replace(source, target)
+
     os.replace = half
 step = 0
 model, optimizer, lots = sgd.make_private(model, optimizer, (x, y), plan, Bill(), checkpoint=keep)

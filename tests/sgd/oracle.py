@@ -17,7 +17,9 @@ def loop(model, criterion, x, y, clip):
     norms = []
     for i in range(len(pytree.tree_leaves(y)[0])):
         alone = pytree.tree_map(lambda t, i=i: t[i : i + 1], x)
-        output = model(*alone) if isinstance(alone, tuple) else model(**alone) if isinstance(alone, dict) else model(alone)
+        output = (
+            model(*alone) if isinstance(alone, tuple) else model(**alone) if isinstance(alone, dict) else model(alone)
+        )
         loss = criterion(output, pytree.tree_map(lambda t, i=i: t[i : i + 1], y)).sum()
         grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         grads = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters.values(), grads, strict=True)]
@@ -36,4 +38,10 @@ def assert_same(clipped, expected, tolerance=1e-9):
     torch.testing.assert_close(clipped.norms.double(), norms.double(), rtol=tolerance, atol=tolerance)
     for name, total in sums.items():
         size = float(total.abs().max())
-        torch.testing.assert_close(clipped.sums[name].to(total.dtype), total, rtol=tolerance, atol=tolerance * (1 + size), msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            clipped.sums[name].to(total.dtype),
+            total,
+            rtol=tolerance,
+            atol=tolerance * (1 + size),
+            msg=lambda m, name=name: f"{name}: {m}",
+        )

@@ -24,7 +24,9 @@ def digits():
     return X[:1500], y[:1500], X[1500:], y[1500:]
 
 
-@pytest.mark.parametrize("options", [{}, {"hidden": (32,)}, {"module": lambda inputs, classes: nn.Linear(inputs, classes)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"hidden": (32,)}, {"module": lambda inputs, classes: nn.Linear(inputs, classes)}]
+)
 def test_digits_are_learned(digits, options):
     X, y, X_test, y_test = digits
     model = PrivateClassifier(epsilon=4.0, lot=150, learning_rate=4.0, seed=1, **options).fit(X, y)

@@ -89,7 +89,12 @@ def test_each_index_is_chosen_with_the_rate():
     assert stats.chisquare(counts, np.full(50, counts.sum() / 50)).pvalue > ALARM
     assert abs(counts.sum() - 100_000) < 5 * math.sqrt(1e6 * 0.1 * 0.9)
     assert abs(np.var(sizes) - 50 * 0.1 * 0.9) < 0.25  # a fixed size would have variance 0
-    assert stats.chisquare(np.bincount(sizes, minlength=12)[:12], stats.binom.pmf(range(12), 50, 0.1) * 20_000, sum_check=False).pvalue > ALARM
+    assert (
+        stats.chisquare(
+            np.bincount(sizes, minlength=12)[:12], stats.binom.pmf(range(12), 50, 0.1) * 20_000, sum_check=False
+        ).pvalue
+        > ALARM
+    )
 
 
 def test_two_indices_are_chosen_independently():

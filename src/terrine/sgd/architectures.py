@@ -41,7 +41,9 @@ def mlp(inputs: int = 60, hidden: int = 1000, classes: int = 10) -> nn.Sequentia
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
-def tempered_cnn(channels: int = 1, size: int = 28, classes: int = 10, activation: nn.Module | None = None) -> nn.Sequential:
+def tempered_cnn(
+    channels: int = 1, size: int = 28, classes: int = 10, activation: nn.Module | None = None
+) -> nn.Sequential:
     """The published CNN for 28 x 28 grey images, or the one of eight convolutions for 32 x 32 colour images."""
     bounded = activation or nn.Tanh()
     if (channels, size) == (1, 28):
@@ -100,10 +102,19 @@ class Residual(nn.Module):
 
 
 def resnet(
-    channels: int = 3, classes: int = 10, *, widths: Sequence[int] = (64, 128, 256, 512), blocks: int = 2, groups: int = 16
+    channels: int = 3,
+    classes: int = 10,
+    *,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    blocks: int = 2,
+    groups: int = 16,
 ) -> nn.Sequential:
     """A residual network with group norm; the default is ResNet-18 for 32 x 32 images."""
-    layers: list[nn.Module] = [nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False), nn.GroupNorm(groups, widths[0]), nn.ReLU()]
+    layers: list[nn.Module] = [
+        nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False),
+        nn.GroupNorm(groups, widths[0]),
+        nn.ReLU(),
+    ]
     before = widths[0]
     for place, width in enumerate(widths):
         for block in range(blocks):

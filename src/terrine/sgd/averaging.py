@@ -1,6 +1,6 @@
 """The average of the weights along the way: post-processing that costs nothing and smooths the noise.
 
-    average <- decay average + (1 - decay) theta,    decay at most (1 + t)/(10 + t) while the run is young
+average <- decay average + (1 - decay) theta,    decay at most (1 + t)/(10 + t) while the run is young
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ class Checkpoint:
             return None
         record = _load(self.path)
         if record["plan"] != repr(plan):
-            raise InvalidArgument(f"{self.path}: a run of another plan, {record['plan']}; want the same or another path")
+            raise InvalidArgument(
+                f"{self.path}: a run of another plan, {record['plan']}; want the same or another path"
+            )
         if record["sealed"] is None:
             return Saved(Key.fresh(), record["charged_to"], record["limit"], record, None)
         secret = self._unsealed(record)
@@ -183,7 +185,9 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         record = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
-        raise InvalidArgument(f"{path}: not a checkpoint ({type(error).__name__}); remove it or choose another") from None
+        raise InvalidArgument(
+            f"{path}: not a checkpoint ({type(error).__name__}); remove it or choose another"
+        ) from None
     if not isinstance(record, dict) or record.get("version") != _VERSION:
         raise InvalidArgument(f"{path}: not a checkpoint of this version of Terrine; choose another path")
     return record

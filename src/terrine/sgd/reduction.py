@@ -110,7 +110,10 @@ class Tape:
         calls = list(self._calls)
         if loss.numel() == 1:
             self.found = _compare(
-                lambda rows: self._replay(calls, rows, loss), [plain(one) for one in self._inputs], self.size, self._outputs
+                lambda rows: self._replay(calls, rows, loss),
+                [plain(one) for one in self._inputs],
+                self.size,
+                self._outputs,
             )
         else:
             self.found = Reduction.SUM
@@ -148,7 +151,9 @@ class Watched(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tape = next((one.tape for one in tree_flatten((args, kwargs))[0] if isinstance(one, Watched) and one.tape), None)
+        tape = next(
+            (one.tape for one in tree_flatten((args, kwargs))[0] if isinstance(one, Watched) and one.tape), None
+        )
         if func is Tensor.backward and tape is not None:
             tape.settle(args[0])
         result = super().__torch_function__(func, types, args, kwargs)
@@ -182,11 +187,15 @@ def _compare(loss: Callable[[list[Any]], Tensor], leaves: list[Any], size: int, 
 
 def _gradients(loss: Callable[[list[Any]], Tensor], leaves: list[Any], outputs: int) -> list[Tensor]:
     leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    floating = [leaf.requires_grad_() for leaf in leaves[:outputs] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    floating = [
+        leaf.requires_grad_() for leaf in leaves[:outputs] if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         value = loss(leaves)
         if not isinstance(value, Tensor) or value.dim() > 1:
-            raise InvalidArgument("the loss is not one number, nor one number per example; want criterion(output, target)")
+            raise InvalidArgument(
+                "the loss is not one number, nor one number per example; want criterion(output, target)"
+            )
         found = torch.autograd.grad(value.sum(), floating, allow_unused=True)
     return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(floating, found, strict=True)]
 

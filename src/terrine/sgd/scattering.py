@@ -57,7 +57,9 @@ class Scattering(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4 or tuple(x.shape[2:]) != self._size:
-            raise InvalidArgument(f"images of shape {tuple(x.shape)}: want (n, channels, {self._size[0]}, {self._size[1]})")
+            raise InvalidArgument(
+                f"images of shape {tuple(x.shape)}: want (n, channels, {self._size[0]}, {self._size[1]})"
+            )
         if not len(x):
             block = 2**self.scales
             return x.new_zeros(0, x.shape[1] * self.features, *(size // block for size in self._size))
@@ -73,7 +75,9 @@ class Scattering(nn.Module):
             orders[1].append(self._smooth(first, scale))
             if scale + 1 < self.scales:
                 again = torch.fft.fft2(first)
-                orders[2] += [self._smooth(self._waves(again, scale, later), later) for later in range(scale + 1, self.scales)]
+                orders[2] += [
+                    self._smooth(self._waves(again, scale, later), later) for later in range(scale + 1, self.scales)
+                ]
         features = torch.cat([one for order in orders for one in order], dim=1)
         return features.reshape(count, channels * self.features, *(size // 2**self.scales for size in self._size))
 
@@ -96,7 +100,9 @@ class Scattering(nn.Module):
     def _smoothing(self, low: Tensor, at: int) -> Tensor:
         """Low pass, sampling and cropping as one matrix: it is small, and one product is faster than two transforms."""
         pixels = torch.eye(low.numel(), dtype=torch.float64).view(-1, *low.shape)
-        smooth = torch.fft.ifft2(torch.fft.fft2(pixels) * low).real[..., :: 2 ** (self.scales - at), :: 2 ** (self.scales - at)]
+        smooth = torch.fft.ifft2(torch.fft.fft2(pixels) * low).real[
+            ..., :: 2 ** (self.scales - at), :: 2 ** (self.scales - at)
+        ]
         height, width = (size // 2**self.scales for size in self._size)
         return smooth[:, 1 : 1 + height, 1 : 1 + width].flatten(1).float()
 
