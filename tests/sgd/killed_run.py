@@ -5,6 +5,7 @@ import signal
 
 import torch
 from torch import nn
+
 from terrine import sgd
 from terrine.sgd.checkpoint import Checkpoint
 

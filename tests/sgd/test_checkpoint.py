@@ -98,7 +98,7 @@ def test_the_key_is_sealed_and_gone_when_the_run_is_over(tmp_path, small):
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
     begin(path, small, turns=99)
     assert not key_file.exists()
-    model, lots = begin(path, small, turns=99)
+    _, lots = begin(path, small, turns=99)
     assert lots.run.step.taken == 5
 
 

@@ -33,7 +33,8 @@ class TemperedSigmoid(nn.Module):
         self.scale, self.temperature, self.offset = scale, temperature, offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * torch.sigmoid(self.temperature * x) - self.offset
+        result: Tensor = self.scale * torch.sigmoid(self.temperature * x) - self.offset
+        return result
 
 
 def mlp(inputs: int = 60, hidden: int = 1000, classes: int = 10) -> nn.Sequential:
@@ -64,7 +65,8 @@ def tempered_cnn(
 
 def scatter_features(images: Tensor, *, scales: int = 2) -> Tensor:
     """Scattering features of (n, channels, height, width) images, each image's alone: no privacy is spent."""
-    return Scattering(images.shape[2], images.shape[3], scales=scales).to(images.device)(images)
+    features: Tensor = Scattering(images.shape[2], images.shape[3], scales=scales).to(images.device)(images)
+    return features
 
 
 def scatter_linear(channels: int = 1, size: int = 28, classes: int = 10, *, groups: int = 27) -> nn.Sequential:
@@ -132,7 +134,7 @@ def extract(network: nn.Module, inputs: Tensor, *, at_once: int = 256, unit_leng
     """
     training = network.training
     network.eval()
-    parts = [network(part).flatten(1) for part in inputs.split(check.whole("at_once", at_once))]
+    parts = [network(part).flatten(1) for part in torch.split(inputs, check.whole("at_once", at_once))]
     network.train(training)
     features = torch.cat(parts) if parts else torch.zeros(0, 0)
     return nn.functional.normalize(features, dim=1) if unit_length else features
@@ -163,7 +165,7 @@ def private_projection(x: Tensor, *, components: int = 60, noise: float = 16.0, 
     width = rows.shape[1]
     if check.whole("components", components) > width:
         raise check.refuse("components", components, f"at most the {width} features")
-    event: Event = Gaussian(noise=noise)
+    event = Gaussian(noise=noise)
     key = Key.fresh() if seed is None else Key.seeded(seed)
     drawn = key.draw(Purpose.PROJECTION, 0).normal(width, width, deviation=event.noise).double()
     symmetric = torch.triu(drawn, 1) / 2**0.5
@@ -175,4 +177,5 @@ def private_projection(x: Tensor, *, components: int = 60, noise: float = 16.0, 
 def _bounded(x: Tensor) -> Tensor:
     flat = x.flatten(1)
     flat = torch.where(flat.isfinite().all(dim=1, keepdim=True), flat, 0.0)  # a row that is no number adds nothing
-    return flat / flat.norm(dim=1, keepdim=True).clamp(min=1.0)
+    bounded: Tensor = flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1.0)
+    return bounded

@@ -214,7 +214,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _generators() -> dict[str, Any]:
     """The states of the global generators, which dropout and augmentations draw from."""
-    name, words, place, has_gauss, gauss = np.random.get_state(legacy=True)  # type: ignore[misc]
+    name, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, following = random.getstate()
     return {
         "torch": bytes(torch.get_rng_state().tolist()).hex(),

@@ -63,7 +63,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.lot, self.epochs, self.clip, self.learning_rate = lot, epochs, clip, learning_rate
         self.normalise, self.classes, self.account, self.seed = normalise, classes, account, seed
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> PrivateClassifier:
+    def fit(self, X: Any, y: Any) -> PrivateClassifier:
         """Train on rows `X` with labels `y`."""
         X, y = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(y)
@@ -89,9 +89,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """The probability of each class, in the order of `classes_`."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float32, reset=False)
+        rows = validate_data(self, X, dtype=np.float32, reset=False)
         with torch.no_grad():
-            shares: NDArray[np.float64] = self.module_(self._inputs(X)).double().softmax(dim=1).numpy()
+            shares: NDArray[np.float64] = self.module_(self._inputs(rows)).double().softmax(dim=1).numpy()
         return shares
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:

@@ -77,7 +77,7 @@ class Draw:
 
     def fill(self, words: NDArray[np.uint32]) -> None:
         """Overwrite `words` with random bits."""
-        view = memoryview(words).cast("B")
+        view = words.data.cast("B")
         for start in range(0, len(view), len(_ZEROS)):
             part = view[start : start + len(_ZEROS)]
             self._encryptor.update_into(_ZEROS[: len(part)], part)

@@ -42,7 +42,8 @@ class CorrectedAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Move every parameter that has a gradient; a closure is not called, as it would look at the data again."""
+        del closure
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

@@ -267,7 +267,7 @@ class Run:
         check_examples_apart(module, args, kwargs, self._piece.size)
         return args, kwargs
 
-    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
+    def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> Any:
         if not module.training or not torch.is_grad_enabled() or self._piece is None:
             return None
         if self._piece.size == 0:
@@ -312,7 +312,7 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     idle = [name for name, one in named.items() if one.requires_grad and id(one) not in held]
     if idle:
         raise InvalidArgument(
-            f"the optimizer lacks {', '.join(idle[:5])}{' ...' if len(idle) > 5 else ''}: want every trained parameter; "
+            f"the optimizer lacks {', '.join(idle[:5])}{' ...' if len(idle) > 5 else ''}: want every trained one; "
             "freeze the others with requires_grad_(False)"
         )
     if not any(one.requires_grad for one in named.values()):

@@ -63,7 +63,7 @@ def check_examples_apart(model: nn.Module, args: Any, kwargs: Any, size: int) ->
     pairs = zip(few, again, many, strict=True)
     if not all(_close(one, _rows(three, alone, company)) for one, two, three in pairs if torch.equal(one, two)):
         raise InvalidArgument(
-            f"{type(model).__name__}: the output for {alone} examples changes in the company of others: the model mixes "
+            f"{type(model).__name__}: the output for {alone} examples changes in company: the model mixes "
             "examples, so no clipping bounds one of them; want a model that treats each alone"
         )
 
@@ -83,7 +83,7 @@ class Tape:
         self.found: Reduction | None = None
         self._inputs: list[Tensor] = []
         self._outputs = 0
-        self._calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self._calls: list[tuple[Any, Any, Any, list[Watched]]] = []
 
     def watch(self, value: Any, *, output: bool = False) -> Any:
         """`value` with every tensor in it remembering its use."""
@@ -137,7 +137,8 @@ class Tape:
                 result = function(*given[0], **given[1])
             for old, new in zip(made, tree_flatten(result)[0], strict=False):
                 values[id(old)] = new
-        return values[id(loss)]
+        replayed: Tensor = values[id(loss)]
+        return replayed
 
 
 _DIVIDES = frozenset({"div", "div_", "true_divide", "__truediv__", "__itruediv__"})
@@ -156,7 +157,7 @@ class Watched(Tensor):
         )
         if func is Tensor.backward and tape is not None:
             tape.settle(args[0])
-        result = super().__torch_function__(func, types, args, kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if tape is not None and func is not Tensor.backward:
             tape.record(func, args, kwargs, result)
         return result

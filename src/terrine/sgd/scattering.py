@@ -63,7 +63,7 @@ class Scattering(nn.Module):
         if not len(x):
             block = 2**self.scales
             return x.new_zeros(0, x.shape[1] * self.features, *(size // block for size in self._size))
-        return torch.cat([self._scattered(part) for part in x.split(16)])
+        return torch.cat([self._scattered(part) for part in torch.split(x, 16)])
 
     def _scattered(self, x: Tensor) -> Tensor:
         count, channels = x.shape[:2]
@@ -91,11 +91,13 @@ class Scattering(nn.Module):
         for copy in range(1, every * every):
             filtered.addcmul_(copies[:, :, :, copy], bank[:, copy])
         wave = torch.view_as_complex(filtered.view(*filtered.shape[:3], height, width, 2).flatten(1, 2))
-        return torch.fft.ifft2(wave).abs()
+        modulus: Tensor = torch.fft.ifft2(wave).abs()
+        return modulus
 
     def _smooth(self, signal: Tensor, at: int) -> Tensor:
         """The signal under the low pass, sampled every 2^scales pixels, without the mirrored margin."""
-        return signal.flatten(2) @ getattr(self, f"low{at}")
+        smooth: Tensor = signal.flatten(2) @ getattr(self, f"low{at}")
+        return smooth
 
     def _smoothing(self, low: Tensor, at: int) -> Tensor:
         """Low pass, sampling and cropping as one matrix: it is small, and one product is faster than two transforms."""
@@ -104,7 +106,8 @@ class Scattering(nn.Module):
             ..., :: 2 ** (self.scales - at), :: 2 ** (self.scales - at)
         ]
         height, width = (size // 2**self.scales for size in self._size)
-        return smooth[:, 1 : 1 + height, 1 : 1 + width].flatten(1).float()
+        cropped: Tensor = smooth[:, 1 : 1 + height, 1 : 1 + width].flatten(1).float()
+        return cropped
 
     def _mirrored(self, x: Tensor) -> Tensor:
         before = 2**self.scales
@@ -151,4 +154,5 @@ def _gabor(shape: tuple[int, ...], sigma: float, theta: float, xi: float, slant:
 
 
 def _spectrum(filter_: Tensor) -> Tensor:
-    return torch.fft.fft2(filter_).real  # symmetric about the origin, so the spectrum is real
+    spectrum: Tensor = torch.fft.fft2(filter_).real  # symmetric about the origin, so nothing imaginary is lost
+    return spectrum

@@ -171,7 +171,7 @@ class Trainer:
     @contextmanager
     def _bar(self, steps: int) -> Iterator[Callable[[int], None]]:
         if not self._progress:
-            yield lambda taken: None
+            yield lambda _taken: None
             return
         columns = (TextColumn("DP-SGD"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[spent]}"))
         running = _running_epsilon(self.plan, steps)

@@ -45,7 +45,7 @@ class Public:
         """What the looks cost."""
         return None
 
-    def score(self, model: nn.Module, key: Key, taken: int) -> float:
+    def score(self, model: nn.Module, _key: Key, _taken: int) -> float:
         """The fraction of right answers."""
         return float(_right_answers(model, self.data).mean())
 
@@ -70,7 +70,7 @@ class Budgeted:
         """What the looks cost."""
         return Repeated(Gaussian(noise=self.noise), self.times)
 
-    def score(self, model: nn.Module, key: Key, taken: int) -> float:
+    def score(self, model: nn.Module, key: Key, taken: int, /) -> float:
         """The noisy fraction of right answers."""
         noise = float(key.draw(Purpose.VALIDATION, taken).normal(1, deviation=self.noise))
         return float((round(float(_right_answers(model, self.data).sum()) + noise)) / len(self.data[1]))
@@ -108,7 +108,7 @@ def _right_answers(model: nn.Module, data: tuple[Tensor, Tensor], at_once: int =
     training = model.training
     model.eval()
     try:
-        pairs = zip(data[0].split(at_once), data[1].split(at_once), strict=True)
+        pairs = zip(torch.split(data[0], at_once), torch.split(data[1], at_once), strict=True)
         return torch.cat([right(model(x), y) for x, y in pairs])
     finally:
         model.train(training)
