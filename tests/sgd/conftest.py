@@ -1,8 +1,13 @@
 """What the DP-SGD tests share: small data, small models, and the slow obvious clipped sum."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))  # the clipping tests import their oracle by name
 
 
 @pytest.fixture(autouse=True)

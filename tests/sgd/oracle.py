@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 def loop(model, criterion, x, y, clip):
     """Clipped sum and norms by a per-example loop."""
     model = copy.deepcopy(model)
+    model._forward_hooks.clear()  # a recorder may be attached to the original
+    model._forward_pre_hooks.clear()
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
     norms = []

@@ -10,6 +10,7 @@ from terrine.sgd.clipping.lot import clipped_sum
 from terrine.sgd.clipping.policy import Automatic, ClippingRule, Flat, PerLayer
 from terrine.sgd.clipping.recorder import Recorder
 from terrine.sgd.clipping.reduction import reduction_scale
+from terrine.sgd.clipping.registry import rule
 from terrine.sgd.clipping.result import Clipped
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "Recorder",
     "clipped_sum",
     "reduction_scale",
+    "rule",
 ]

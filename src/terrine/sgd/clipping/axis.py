@@ -13,6 +13,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from terrine.errors import TerrineError
+
+
+class Unfollowed(TerrineError):
+    """Nobody can tell how an operation treats the examples; the caller takes the slow exact way."""
+
 
 class Where(NamedTuple):
     """Index i along `axis` belongs to example (i // inner) mod n."""
@@ -36,6 +42,17 @@ def by_example(tensor: Tensor, where: Where, examples: int, features: int) -> Te
     outer = shape[axis] // (examples * inner)
     split = tensor.reshape(*shape[:axis], outer, examples, inner, *shape[axis + 1 :])
     return split.movedim(axis + 1, 0).reshape(examples, -1, *tail)
+
+
+def folded(shape: Sequence[int], where: Where, examples: int, name: str) -> int:
+    """How many consecutive indices of the first dimension belong to each example.
+
+    Raises: Unfollowed where the examples do not lie there.
+    """
+    fold = shape[0] // examples
+    if examples > 1 and (where.axis != 0 or where.inner != fold or fold * examples != shape[0]):
+        raise Unfollowed(f"{name}: the examples are not its first dimension")
+    return fold
 
 
 def fits(shape: Sequence[int], where: Where, examples: int) -> bool:

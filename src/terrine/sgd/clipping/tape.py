@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from terrine.errors import TerrineError
-from terrine.sgd.clipping.axis import FRONT, Where, fits, follow
-from terrine.sgd.clipping.contribution import Contribution
+from terrine.errors import InvalidArgument
+from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow
+from terrine.sgd.clipping.contribution import Contribution, kept
 from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
 
 log = logging.getLogger("terrine.sgd")
-
-
-class Unfollowed(TerrineError):
-    """The tape cannot tell how an operation treats the examples; the caller takes the slow exact way."""
 
 
 @dataclass(eq=False)
@@ -56,6 +54,9 @@ Forward = Callable[["Tape", Use], Any]
 
 RULES: dict[Any, Rule] = {}
 FORWARDS: dict[Any, Callable[..., Any]] = {}  # functions computed in another way while watched
+PREPARE: dict[Any, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {}  # functions that like their arguments otherwise
+
+COMPUTE: dict[Any, Callable[..., tuple[Tensor, Any] | None]] = {}  # output and what the rule wants to know, at once
 
 
 def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
@@ -80,13 +81,25 @@ class Tape(TorchFunctionMode):
         self.anchor = torch.zeros((), requires_grad=True)
         self.squares: dict[str, Tensor] = {}
         self.heard = False
+        self.bytes = 0  # of activations and their gradients, about
+        self.rows = 0  # of per-example gradients that are kept
         self._key = object()
+        self._sleeping = False
 
     def mark(self, lot: Any) -> None:
         """Say that these tensors hold one example per index of their first dimension."""
         for tensor in _tensors(lot if isinstance(lot, tuple | list) else [lot]):
             if tensor.dim() and tensor.shape[0] == self.examples:
                 self.tag(tensor, FRONT)
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Let torch functions pass unwatched."""
+        self._sleeping = True
+        try:
+            yield
+        finally:
+            self._sleeping = False
 
     def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         """After the backward pass: every parameter's contribution and its squared norms."""
@@ -106,12 +119,16 @@ class Tape(TorchFunctionMode):
             name = getattr(func.__self__, "__name__", "")
             if name not in ("T", "mT", "H", "mH"):
                 return func(*args, **kwargs)
-        if not torch.is_grad_enabled():
+        if self._sleeping or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         given = list(_tensors(args)) + (list(_tensors(kwargs.values())) if kwargs else [])
         pieces = self._pieces
         if any(id(tensor) in pieces for tensor in given):
             return self._use(func, name, args, kwargs, given)
+        if func is F.batch_norm:
+            _refuse_statistics(*args, **kwargs)
+        if name == "view" and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
+            func = Tensor.reshape  # channels may lie last in memory where the model does not expect it
         result = func(*args, **kwargs)
         self._pass_on(name, given, args, kwargs, result)
         return result
@@ -157,6 +174,8 @@ class Tape(TorchFunctionMode):
     # -- an operation on a parameter -------------------------------------------------------------------
 
     def _use(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
+        if func is F.batch_norm:
+            _refuse_statistics(*args, **kwargs)
         if name in _EXPANDS and id(args[0]) in self._pieces:
             return self._expand(func, args, kwargs)
         if not self._tagged(tensor for tensor in given if id(tensor) not in self._pieces):
@@ -177,12 +196,15 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         """Compute with plain tensors, and have the rule hear the output's gradient."""
         args = tuple(self.plain(a) for a in args)
+        if func in PREPARE and len(args) > 1:
+            args = PREPARE[func](args)
         kwargs = {k: self.plain(a) for k, a in kwargs.items()}
-        out = func(*args, **kwargs)
+        computed = COMPUTE[func](*args, **kwargs) if func in COMPUTE else None
+        out, extra = computed or (func(*args, **kwargs), None)
         if not isinstance(out, Tensor):
             raise Unfollowed(f"{name}: several outputs from one use of a parameter")
         where = self.followed(name, given, out, args, kwargs)
-        use = Use(func, args, kwargs, pieces, where, self.examples)
+        use = Use(func, args, kwargs, pieces, where, self.examples, extra)
         return self.listen(out, use, rule)
 
     def followed(self, name: str, given: list[Tensor], out: Tensor, args: Any = (), kwargs: Any = None) -> Where:
@@ -201,6 +223,7 @@ class Tape(TorchFunctionMode):
         """Call `rule` with the gradient of `out`, once the backward pass knows it."""
         for piece in set(use.pieces.values()):
             piece.uses += 1
+        self.bytes += 3 * out.numel() * out.element_size()
         versions = [(tensor, tensor._version) for tensor in _tensors(use.args) if tensor is not out]
 
         def hear(gradient: Tensor) -> None:
@@ -217,11 +240,14 @@ class Tape(TorchFunctionMode):
 
     def _hear(self, use: Use, rule: Rule, gradient: Tensor) -> None:
         self.heard = True
-        with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
+        kind = gradient.device.type
+        still = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        with torch.no_grad(), still:
             for piece, contribution in rule(use, gradient):
                 piece.contributions.append(contribution)
                 if piece.simple:
                     self.squares[piece.name] = contribution.squares()
+                self.rows += kept(contribution)
         use.args = ()
 
     def plain(self, value: Any) -> Any:
@@ -308,6 +334,11 @@ def _generic(name: str) -> Rule:
 
 
 _said: set[str] = set()
+
+
+def _refuse_statistics(*args: Any, training: bool = False, **kwargs: Any) -> None:
+    if training or (len(args) > 5 and args[5]):
+        raise InvalidArgument("batch normalisation mixes examples; sgd.fix(model) makes it group normalisation")
 
 
 def _is_list(value: Any) -> bool:

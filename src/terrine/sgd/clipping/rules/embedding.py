@@ -72,7 +72,8 @@ class Bags:
         shape = self.share.new_zeros(n).index_add_(0, pair % n, shares.square())
         return shape * self.gradients.square().sum(1)
 
-    def add_to(self, total: Tensor, factor: Tensor) -> None:
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+        total = total.zero_() if fresh else total
         scaled = (self.gradients * factor.to(self.gradients.dtype).unsqueeze(1)).to(total.dtype)
         tokens, order = torch.sort(self.tokens)
         rows, counts = torch.unique_consecutive(tokens, return_counts=True)
