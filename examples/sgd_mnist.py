@@ -53,7 +53,9 @@ def main() -> None:
     trainer = sgd.Trainer(model, optimizer, nn.CrossEntropyLoss(), plan)
     history = trainer.fit(train)
     result = trainer.evaluate(test)
-    print(f"{chosen.model}: epsilon <= {history.epsilon:.2f} at delta 1e-5, {history.steps} steps, noise {plan.noise:.2f}")
+    print(
+        f"{chosen.model}: epsilon <= {history.epsilon:.2f} at delta 1e-5, {history.steps} steps, noise {plan.noise:.2f}"
+    )
     print(f"test accuracy {result.accuracy:.2%} ({time.perf_counter() - started:.0f} s)")
 
 

@@ -31,7 +31,7 @@ from terrine.sgd.clipping import Recorder
 from terrine.sgd.lots import Collate, Piece, Source, cut
 from terrine.sgd.noise import Key
 from terrine.sgd.plan import Plan
-from terrine.sgd.reduction import Reduction, Tape, check_examples_apart, of_criterion, plain
+from terrine.sgd.reduction import Reduction, Tape, check_examples_apart, is_loss, of_criterion, of_model, plain
 from terrine.sgd.step import Step
 from terrine.sgd.validate import validate
 
@@ -181,6 +181,7 @@ class Run:
         self._criterion = criterion
         self._piece: Piece | None = None
         self._target: Any = None
+        self._given: tuple[Any, Any] | None = None
         self._tape: Tape | None = None
         self._reduction: Reduction | None = None
         self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
@@ -257,33 +258,43 @@ class Run:
         return self.recorder.collect(scale=scale)
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not module.training or not torch.is_grad_enabled() or self._piece is None:
+        """Prepare the model for what it was given, where that is the lot that was handed out."""
+        self._given = None
+        if self._piece is None or not torch.is_grad_enabled():
             return None
-        if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
-            return tree_map(_one_row, (args, kwargs))
-        if self._tape is None:
-            return None
+        rows = next(
+            (len(leaf) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor) and leaf.dim()), -1
+        )
+        if not module.training and rows != self._piece.size:
+            return None  # a look at other data on the way
         args, kwargs = plain((args, kwargs))
-        check_examples_apart(module, args, kwargs, self._piece.size)
+        if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
+            args, kwargs = tree_map(_one_row, (args, kwargs))
+        elif self._tape is not None:
+            check_examples_apart(module, args, kwargs, self._piece.size)
+        self._given = (args, kwargs)
         return args, kwargs
 
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> Any:
-        if not module.training or not torch.is_grad_enabled() or self._piece is None:
+        if self._piece is None or self._given is None or not torch.is_grad_enabled():
             return None
-        if self._piece.size == 0:
+        leaves, size = tree_flatten(output)[0], self._piece.size
+        if size == 0:
             return tree_map(lambda leaf: leaf[:0] if _has_rows(leaf, 1) else leaf, output)
-        if not any(_has_rows(leaf, self._piece.size) for leaf in tree_flatten(output)[0]):
-            shapes = [tuple(leaf.shape) for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+        if not any(_has_rows(leaf, size) for leaf in leaves):
+            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
             raise InvalidArgument(
-                f"the model's output has shape {', '.join(map(str, shapes))}: want the lot's "
-                f"{self._piece.size} examples as its first dimension"
+                f"the model's output has shape {shapes}: want the lot's {size} examples as its first dimension"
             )
         if self._tape is None:
             return None
         if self._criterion is not None:
-            self._tape.found = of_criterion(self._criterion, output, plain(self._target), self._piece.size)
-            return None
-        return self._tape.watch(output, output=True)
+            self._tape.found = of_criterion(self._criterion, output, plain(self._target), size)
+        elif any(is_loss(leaf) for leaf in leaves):
+            self._tape.found = of_model(module, *self._given, size)
+        else:
+            return self._tape.watch(output, output=True)
+        return None
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

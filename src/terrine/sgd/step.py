@@ -18,6 +18,7 @@ from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
 from terrine.sgd.schedules import Adaptive
 
+
 class Step:
     """The state of a run between its steps: how many are taken, the present bound, and the sum so far."""
 
