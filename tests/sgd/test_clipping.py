@@ -8,11 +8,12 @@ import math
 import pytest
 import torch
 from oracle import assert_same, loop
+from torch import nn
+from torch.nn import functional
+
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import Automatic, Clipped, Flat, PerLayer, Recorder, clipped_sum, reduction_scale, rule
 from terrine.sgd.clipping.registry import forget
-from torch import nn
-from torch.nn import functional as F
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_a_loss_that_mixes_examples_is_refused(lot):
     def contrastive(out, y):
         return (out @ out.T).square().mean()
 
-    with pytest.raises(InvalidArgument, match="mix|neither"):
+    with pytest.raises(InvalidArgument, match="neither"):
         clipped_sum(model, contrastive, x, y, clip=1.0)
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 9.0]).double())  # divides by the weights of the lot
     with pytest.raises(InvalidArgument, match="neither"):
@@ -224,7 +225,7 @@ class TestRecorder:
     def test_two_forward_passes_before_one_backward_are_the_same_examples(self, lot):
         model, x, y = lot
         recorder = Recorder(model, clip=0.4)
-        (F.cross_entropy(model(x), y) + F.cross_entropy(model(2 * x), y)).backward()
+        (functional.cross_entropy(model(x), y) + functional.cross_entropy(model(2 * x), y)).backward()
 
         class Twice(nn.Module):
             def __init__(self, inner):
@@ -235,7 +236,7 @@ class TestRecorder:
                 return torch.stack([self.inner(x), self.inner(2 * x)], 1)
 
         def both(out, y):
-            return F.cross_entropy(out[:, 0], y) + F.cross_entropy(out[:, 1], y)
+            return functional.cross_entropy(out[:, 0], y) + functional.cross_entropy(out[:, 1], y)
 
         recorded = recorder.collect(scale=9)
         recorder.close()

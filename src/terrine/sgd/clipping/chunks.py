@@ -17,13 +17,15 @@ from torch.utils import _pytree as pytree
 from terrine.sgd.clipping.examples import Lot, chunks
 
 FIRST = 16  # examples in the part that is measured
-LEAST, MOST = 32 << 20, 192 << 20  # bytes of one part
+LEAST, MOST = 32 << 20, 320 << 20  # bytes of one part
 SHARE = 0.8  # of what the plain step would keep
 
 _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
 
 
-def stops(model: nn.Module, x: Lot, size: int, chunk: int | None, measured: Callable[[], tuple[float, float]]) -> Iterator[int]:
+def stops(
+    model: nn.Module, x: Lot, size: int, chunk: int | None, measured: Callable[[], tuple[float, float]]
+) -> Iterator[int]:
     """Where each part of the lot ends; `measured()` tells what one example took, once a part has run."""
     start = 0
     if chunk is None:

@@ -162,12 +162,16 @@ def together(parts: list[Contribution]) -> Contribution:
     if all(isinstance(part, Outer) for part in parts):
         outers = [part for part in parts if isinstance(part, Outer)]
         return Outer(
-            torch.cat([part.inputs for part in outers], 1), torch.cat([part.gradients for part in outers], 1), outers[0].shape
+            torch.cat([part.inputs for part in outers], 1),
+            torch.cat([part.gradients for part in outers], 1),
+            outers[0].shape,
         )
     if all(isinstance(part, Lookup) for part in parts):
         lookups = [part for part in parts if isinstance(part, Lookup)]
         return Lookup(
-            torch.cat([part.tokens for part in lookups], 1), torch.cat([part.gradients for part in lookups], 1), lookups[0].shape
+            torch.cat([part.tokens for part in lookups], 1),
+            torch.cat([part.gradients for part in lookups], 1),
+            lookups[0].shape,
         )
     total = parts[0].dense().clone()
     for part in parts[1:]:
@@ -184,7 +188,8 @@ def kept(part: Contribution) -> int:
 def squared_rows(rows: Tensor) -> Tensor:
     """|row|^2 of every row, in float32 or wider."""
     rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    return torch.linalg.vector_norm(rows, dim=1).square_()
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.square_()
 
 
 def prefers_direct(positions: int, width: int, height: int) -> bool:

@@ -82,7 +82,7 @@ class _Work:
                 self.bytes, self.rows = tape.bytes / size, tape.rows / size
                 if not squares:
                     return torch.zeros(size)
-                return self.sums.add(contributions, squares, self.rule, float(size) if self.mean else 1.0)
+                return self.sums.add(contributions, squares, self.rule)
         except Unfollowed as reason:
             _say(self.model, reason)
             gradients = per_example_gradients(self.model, self.criterion, x, y)
@@ -100,7 +100,7 @@ class _Work:
                 raise InvalidArgument(f"criterion: want a tensor, got {type(loss).__name__}")
             if self.mean is None and tape.examples > 1:
                 self.mean = is_mean(self.criterion, output, y, loss)
-            total = loss if loss.dim() == 0 else loss.sum()
+            total = loss.sum() if loss.dim() else loss * tape.examples if self.mean else loss
             if not total.requires_grad:
                 return
             _, *leaked = torch.autograd.grad(total, [tape.anchor, *self.parameters.values()], allow_unused=True)

@@ -43,7 +43,7 @@ class Recorder:
             model.register_forward_hook(self._leave, always_call=True),
         ]
         for name, parameter in trained(model).items():
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._leak(name)))
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._leak(name)))  # type: ignore[no-untyped-call]
 
     def collect(self, *, scale: float = 1.0) -> Clipped:
         """Consume what was recorded; `scale` undoes a mean reduction: the lot size for mean, 1 for sum.
@@ -98,13 +98,13 @@ class Recorder:
         self._tapes.append(Tape(trained(self.model), size))
         return self._tapes[-1]
 
-    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def _leave(self, *_: Any) -> None:
         watch = self._open.pop()
         if watch is not None:
             watch.close()
 
     def _leak(self, name: str) -> Any:
-        def hook(parameter: Tensor) -> None:
+        def hook(_: Tensor) -> None:
             self._leaked.add(name)
 
         return hook
