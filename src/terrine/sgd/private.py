@@ -117,12 +117,13 @@ def start(
     step = Step(bare, plan, key, limit)
     if saved is not None and saved.limit != step.limit:
         raise InvalidArgument(f"limit={step.limit}: the run in {kept} was begun, and charged, for {saved.limit} steps")
-    if account is not None and not (saved and saved.charged_to == _name(account)) and distributed.is_first():
-        account.charge(plan.event_after(step.limit), purpose=purpose, by=by)
+    receipt = None if saved is None else saved.charged_to
+    if account is not None and distributed.is_first() and not _is_charged(account, receipt):
+        receipt = _receipt(account, account.charge(plan.event_after(step.limit), purpose=purpose, by=by))
     run = Run(step, optimizer, Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None, criterion)
     lots = Lots(source, run, piece)
     if kept is not None:
-        kept.attach(run, source, saved, charged_to=None if account is None else _name(account))
+        kept.attach(run, source, saved, charged_to=receipt)
         run.checkpoint = kept
     if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = False  # the clipped sums are added up here, after clipping
@@ -341,5 +342,14 @@ def _one_row(leaf: Any) -> Any:
     return leaf.new_zeros(1, *leaf.shape[1:]) if _has_rows(leaf, 0) else leaf
 
 
-def _name(account: Account) -> str:
-    return str(getattr(account, "name", type(account).__name__))
+def _receipt(account: Account, charge: Any) -> str:
+    """What shows later that this account was charged: the charge's own hash, or the account's name."""
+    return str(getattr(charge, "hash", None) or getattr(account, "name", type(account).__name__))
+
+
+def _is_charged(account: Account, receipt: str | None) -> bool:
+    if receipt is None:
+        return False
+    if callable(history := getattr(account, "history", None)):
+        return any(getattr(charge, "hash", None) == receipt for charge in history())
+    return receipt == _receipt(account, None)

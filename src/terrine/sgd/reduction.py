@@ -66,7 +66,8 @@ def of_model(model: nn.Module, args: Any, kwargs: Any, size: int) -> Reduction:
 
 def _own_loss(model: nn.Module, args: Any, kwargs: Any, rows: slice, size: int) -> Tensor:
     args, kwargs = tree_map(lambda leaf: leaf[rows] if _has_rows(leaf, size) else leaf, (args, kwargs))
-    return next(leaf for leaf in tree_flatten(model(*args, **kwargs))[0] if is_loss(leaf))
+    found: Tensor = next(leaf for leaf in tree_flatten(model(*args, **kwargs))[0] if is_loss(leaf))
+    return found
 
 
 def is_loss(leaf: Any) -> bool:
