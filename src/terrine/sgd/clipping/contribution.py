@@ -202,7 +202,7 @@ def prefers_direct(positions: int, width: int, height: int) -> bool:
     return direct <= ghost
 
 
-TRAFFIC = 16.0  # multiply-adds that fit into the time one number takes to memory and back, twice
+TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memory and back, twice
 
 
 def _without(tensor: Tensor, examples: Tensor) -> Tensor:
