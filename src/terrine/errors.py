@@ -42,6 +42,10 @@ class MissingExtra(TerrineError, ImportError):
         super().__init__(f"{package} is not installed; pip install 'terrine[{extra}]'")
 
 
+class OutOfOrder(TerrineError, RuntimeError):
+    """A run was asked for something at the wrong moment; nothing was released."""
+
+
 class LedgerUnavailable(TerrineError):
     """The ledger's database cannot be used now: nothing was charged and nothing was released."""
 
