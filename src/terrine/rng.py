@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine import check
+from terrine.errors import InvalidArgument
 
 Words = NDArray[np.uint64]
 
@@ -66,7 +66,9 @@ class Seeded:
     """A repeatable generator, for tests only: whatever it draws is marked as not private."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = check.whole("seed", seed, at_least=0)
+        if not isinstance(seed, int) or seed < 0:
+            raise InvalidArgument(f"seed={seed!r}: want a whole number >= 0")
+        self.seed = seed
         self._bits = np.random.Philox(self.seed)
 
     @property

@@ -284,12 +284,8 @@ class Inversion:
         angle = self.angle - self.frequency * epsilon
         size = np.exp(log_size)
         total = float(size @ np.cos(angle))
-        rounding = (
-            16 * _U * (4 + np.abs(self.angle) + self.frequency * epsilon + np.abs(self.log_size) + now.tilt * epsilon)
-        )
-        doubt = float(np.exp(np.minimum(log_size + self.doubt, 600.0)) @ -np.expm1(-self.doubt)) + float(
-            size @ rounding
-        )
+        rounding = 16 * _U * (4 + np.abs(self.angle) + self.frequency * epsilon + np.abs(self.log_size) + now.tilt * epsilon)
+        doubt = float(np.exp(np.minimum(log_size + self.doubt, 600.0)) @ -np.expm1(-self.doubt)) + float(size @ rounding)
         doubt += math.exp(min(700.0, self.rest - now.tilt * epsilon))
         if self.is_upper:
             return min(1.0, total + doubt + self.composition.escaped)
@@ -322,11 +318,7 @@ class Inversion:
         work = now.last / now.step * max((one.loss.size for one in stretches), default=0)
         while stop > now.step and work > _WORTH_SKIPPING:
             low = stop / 2
-            decay = (
-                value
-                + self._log_kernel_between(low, stop)
-                + sum(one.times * one.log_decay(low, stop) for one in stretches)
-            )
+            decay = value + self._log_kernel_between(low, stop) + sum(one.times * one.log_decay(low, stop) for one in stretches)
             if decay > allowed:
                 break
             stop, beyond = low, float(np.logaddexp(beyond, decay))

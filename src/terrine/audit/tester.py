@@ -41,7 +41,7 @@ class Finding:
         return self.epsilon > claim
 
 
-def test_mechanism(
+def lower_bound(
     mechanism: Callable[[Any, int], Sequence[Any] | NDArray[Any]],
     first: Any,
     second: Any,
