@@ -126,7 +126,7 @@ def smooth(mechanism, value, count, rng):
 
 STREAM = [-0.5] * 8 + [0.5], [0.5] * 8 + [-0.5]
 SCORES = [1.0] + [0.0] * 20, [0.0] + [1.0] * 20
-LIST = [0.0] * 2 + [50.0] + [1000.0] * 3, [0.0] * 3 + [50.0] + [1000.0] * 2
+LIST = [0.0] * 2 + [120.0] + [1000.0] * 3, [0.0] * 3 + [120.0] + [1000.0] * 2
 
 CASES = {
     "Laplace": Case(lambda e: Laplace(sensitivity=1, epsilon=e), together, 0.0, 1.0, trials=100_000),

@@ -87,9 +87,9 @@ def lottery(
     exact: Callable[[int], Fraction],
     rng: Source,
 ) -> int:
-    """Index i with probability proportional to counts[i] exp(-x_i), where x_i = `exact(i)` >= 0.
+    """Index i with probability proportional to counts[i] exp(-x_i), where x_i = `exact(i)`.
 
-    `exponents` are the x_i in floats, within 2^-45 (1 + x_i); the smallest should be 0.
+    `exponents` are the x_i in floats, within 2^-45 (1 + x_i); the smallest should be about 0.
     """
     weights = np.asarray(counts, dtype=np.float64) * np.exp(-exponents)
     running = np.cumsum(weights.astype(np.longdouble))
