@@ -4,16 +4,20 @@ The losses of a composition add up, so with M the moment function of the sum, fo
 
     delta(e) = E[(1 - e^(e-L))_+] = 1/(2 pi i) * integral over Re z = c of  M(z) e^(-ez) / (z (z+1)) dz.
 
-Summed at points c + ikD instead of integrated, this gives delta(e) plus the terms e^(2 pi k c/D) delta(e + 2 pi k/D), k != 0: all
+Summed at points c + ikD instead of integrated, this gives delta(e) plus the terms e^(2 pi k c/D) delta(e + 2 pi k/D),
+k != 0: all
 positive, so the sum is an upper bound as it stands; for a lower bound they are bounded by Chernoff and subtracted.
 
-The integrand must also be cut off. So (1 - e^(e-L))_+ is replaced by a smooth function whose transform falls like exp(-b^2 t^2/2):
+The integrand must also be cut off. So (1 - e^(e-L))_+ is replaced by a smooth function whose transform falls like
+exp(-b^2 t^2/2):
 
-- upper: its mean over e + N(-b^2/2, b^2), which is larger because it is convex in e^e (it amounts to composing with one more
+- upper: its mean over e + N(-b^2/2, b^2), which is larger because it is convex in e^e (it amounts to composing with
+  one more
   Gaussian mechanism of mu = b);
 - lower: (1 - e^(e-L)) Phi((L-e)/b), the advantage of one particular randomised test.
 
-Both differ from the truth by O(b^2). Beyond the frequencies that are summed, |M(c+it)| <= M(c) and that decay bound the rest;
+Both differ from the truth by O(b^2). Beyond the frequencies that are summed, |M(c+it)| <= M(c) and that decay bound
+the rest;
 in between, a bound on |M| from pairs of nearby losses lets long stretches be skipped.
 """
 
@@ -35,6 +39,8 @@ Complexes = NDArray[np.complex128]
 _U = 2.0**-53
 _ATOM_ERROR = 160 * _U
 """Relative error granted to an atom's mass and to exp of its tilted loss."""
+_DROPPED = 4 * _U
+"""Tilted weight of the atoms that a transform may leave out."""
 _BLOCK = 256
 """Sums over atoms run in blocks of this many, so that their rounding error is (block + blocks) ulps at most."""
 _SPARE = 1e-6
@@ -59,7 +65,8 @@ class Part:
 class Composition:
     """Everything that happened, ready to be summed.
 
-    `gaussian` is the total mu^2 of Gaussian mechanisms; `lattice` that of discrete Gaussians, whose moment function is the
+    `gaussian` is the total mu^2 of Gaussian mechanisms; `lattice` that of discrete Gaussians, whose moment function
+    is the
     Gaussian one up to frequency `lattice_limit` but recurs beyond it.
     """
 
@@ -103,43 +110,50 @@ class Composition:
         return math.exp(sum(logs) * (1 + 1e-12)) * (1 - 1e-9)
 
     @cached_property
-    def _flat(self) -> tuple[Floats, Floats, NDArray[np.intp], Floats]:
-        """All parts' losses and masses end to end, where each part starts, and how often it happens."""
-        sizes = [part.losses.loss.size for part in self.parts]
-        return (
-            np.concatenate([part.losses.loss for part in self.parts]),
-            np.concatenate([part.losses.mass for part in self.parts]),
-            np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp),
-            np.array([part.times for part in self.parts], dtype=float),
-        )
+    def _flat(self) -> _Flat:
+        return _Flat(self.parts)
 
     def log_moment(self, orders: Floats) -> Floats:
         """log M at each of `orders`."""
         total: Floats = (self.gaussian + self.lattice) * orders * (orders + 1) / 2
         if self.parts:
-            loss, mass, starts, times = self._flat
-            top, sums = _sums(orders[:, None] * loss, mass, starts)
-            total = total + (top + np.log(sums)) @ times
+            top, sums = self._flat.sums(orders[:, None] * self._flat.loss, self._flat.powers[0])
+            total = total + (top + np.log(sums)) @ self._flat.times
         return total
 
     def cumulants(self, order: float) -> tuple[float, float, float]:
         """log M and its first two derivatives at `order`."""
         variance = self.gaussian + self.lattice
-        total = np.array([variance * order * (order + 1) / 2, variance * (order + 0.5), variance])
+        value, mean, spread = variance * order * (order + 1) / 2, variance * (order + 0.5), variance
         if self.parts:
-            loss, mass, starts, times = self._flat
-            top, sums = _sums((order * loss)[None, :], np.stack([mass, mass * loss, mass * loss**2]), starts)
-            mean = sums[1] / sums[0]
-            total += np.array([top[0] + np.log(sums[0]), mean, sums[2] / sums[0] - mean**2]) @ times
-        return float(total[0]), float(total[1]), max(0.0, float(total[2]))
+            flat = self._flat
+            top, sums = flat.sums(order * flat.loss[None, :], flat.powers)
+            means = sums[1] / sums[0]
+            value += float((top[0] + np.log(sums[0])) @ flat.times)
+            mean += float(means @ flat.times)
+            spread += max(0.0, float((sums[2] / sums[0] - means**2) @ flat.times))
+        return value, mean, spread
 
 
-def _sums(exponent: Floats, mass: Floats, starts: NDArray[np.intp]) -> tuple[Floats, Floats]:
-    """Per row and part: the largest exponent, and the sum of mass e^(exponent - largest)."""
-    top = np.maximum.reduceat(exponent, starts, axis=1)
-    sizes = np.diff(starts, append=exponent.shape[1])
-    exponent = exponent - (top if starts.size == 1 else np.repeat(top, sizes, axis=1))
-    return top, np.add.reduceat(np.exp(exponent, out=exponent) * mass, starts, axis=1)
+class _Flat:
+    """All parts end to end, so that sums over each of them run in one sweep."""
+
+    def __init__(self, parts: tuple[Part, ...]) -> None:
+        self.loss = np.concatenate([part.losses.loss for part in parts])
+        mass = np.concatenate([part.losses.mass for part in parts])
+        self.powers = np.stack([mass, mass * self.loss, mass * self.loss**2])
+        self.sizes = np.array([part.losses.loss.size for part in parts])
+        self.starts = np.cumsum(self.sizes) - self.sizes
+        self.times = np.array([part.times for part in parts], dtype=float)
+
+    def sums(self, exponent: Floats, mass: Floats) -> tuple[Floats, Floats]:
+        """Per row and part: the largest exponent, and the sum of mass e^(exponent - largest)."""
+        if self.sizes.size == 1:
+            top = exponent.max(axis=1, keepdims=True)
+            return top, (np.exp(exponent - top) * mass).sum(axis=1, keepdims=True)
+        top = np.maximum.reduceat(exponent, self.starts, axis=1)
+        scaled = np.exp(exponent - np.repeat(top, self.sizes, axis=1)) * mass
+        return top, np.add.reduceat(scaled, self.starts, axis=1)
 
 
 @dataclass(frozen=True)
@@ -157,28 +171,34 @@ class Settings:
 
 
 def saddle(composition: Composition, delta: float) -> tuple[float, float]:
-    """The tilt and the epsilon at which the saddle-point estimate of delta is the one asked for. An estimate, no bound."""
+    """The tilt and epsilon at which the saddle-point estimate of delta is the one asked for. An estimate, no bound."""
 
-    def at(log_tilt: float) -> float:
+    def estimate(log_tilt: float) -> tuple[float, float]:
         c = math.exp(log_tilt)
-        return composition.cumulants(c)[1] - 1 / c - 1 / (c + 1)
+        value, slope, bend = composition.cumulants(c)
+        epsilon = slope - 1 / c - 1 / (c + 1)
+        return _saddle_value(c, epsilon, value, bend), epsilon
 
     def excess(log_tilt: float) -> float:
-        return log_saddle_delta(composition, math.exp(log_tilt), at(log_tilt)) - math.log(delta)
+        return estimate(log_tilt)[0] - math.log(delta)
 
-    high = 1.0
+    low, high = -1.0, 1.0
     while excess(high) > 0 and high < 36:
-        high += 2.0
-    low = high - 2.0
+        low, high = high, high + 2.0
     while excess(low) < 0 and low > -36:
-        low -= 2.0
-    root = brentq(excess, low, high, xtol=1e-2) if excess(low) > 0 > excess(high) else high
-    return math.exp(root), at(root)
+        low, high = low - 2.0, low
+    root = brentq(excess, low, high, xtol=2e-2) if excess(low) > 0 > excess(high) else high
+    return math.exp(root), estimate(root)[1]
 
 
 def log_saddle_delta(composition: Composition, tilt: float, epsilon: float) -> float:
-    """log of the saddle-point estimate of delta: the integrand at the tilt times its Gaussian width. An estimate, no bound."""
+    """log of the saddle-point estimate of delta. An estimate, no bound."""
     value, _, bend = composition.cumulants(tilt)
+    return _saddle_value(tilt, epsilon, value, bend)
+
+
+def _saddle_value(tilt: float, epsilon: float, value: float, bend: float) -> float:
+    """log of the integrand at the tilt times its Gaussian width."""
     bend += 1 / tilt**2 + 1 / (tilt + 1) ** 2
     return value - tilt * epsilon - math.log(tilt * (tilt + 1)) - 0.5 * math.log(2 * math.pi * bend)
 
@@ -195,7 +215,7 @@ def saddle_at(composition: Composition, epsilon: float) -> float:
         low, high = high, high + 2.0
     while slope(low) > 0 and low > -36:
         low, high = low - 2.0, low
-    return math.exp(brentq(slope, low, high, xtol=1e-2)) if slope(low) < 0 < slope(high) else math.exp(high)
+    return math.exp(brentq(slope, low, high, xtol=2e-2)) if slope(low) < 0 < slope(high) else math.exp(high)
 
 
 _RATIOS = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 16.0, 32.0])
@@ -217,9 +237,9 @@ def choose(composition: Composition, tilt: float, epsilon: float, delta: float, 
     def dearness(i: int) -> float:
         """log of the number of terms, and of how far rounding would rise above a small share of delta."""
         size = float(values[i, 0]) - tilts[i] * epsilon + math.log(rounding + 1e-300) - math.log1p(tilts[i])
-        return math.log(candidates[i].period * candidates[i].last) + 3 * max(0.0, size - floor)
+        return math.log(candidates[i].period * candidates[i].last) + 3 * max(0.0, float(size) - floor)
 
-    return candidates[min(range(tilts.size), key=dearness)]
+    return candidates[min(range(len(candidates)), key=dearness)]
 
 
 def _settings(
@@ -258,8 +278,8 @@ class Inversion:
         stretches = [_Stretch(part, now.tilt) for part in composition.parts]
         stop, self.rest = self._where_to_stop(stretches)
         count = math.ceil(stop / now.step) + 1
-        t = now.step * np.arange(count)
-        z = now.tilt + 1j * t
+        t: Floats = now.step * np.arange(count, dtype=float)
+        z: Complexes = np.asarray(now.tilt + 1j * t, dtype=complex)
         log_value = self._smooth_part(z)
         doubt = np.zeros(count)
         for stretch in stretches:
@@ -270,7 +290,7 @@ class Inversion:
         kernel = self._kernel(z)
         weight = np.full(count, now.step / math.pi)
         weight[0] /= 2
-        self.log_size = log_value.real + np.log(np.abs(kernel) * weight)
+        self.log_size = np.asarray(log_value.real + np.log(np.abs(kernel) * weight), dtype=float)
         self.angle = log_value.imag + np.angle(kernel)
         self.doubt = doubt
         self.frequency = t
@@ -284,8 +304,12 @@ class Inversion:
         angle = self.angle - self.frequency * epsilon
         size = np.exp(log_size)
         total = float(size @ np.cos(angle))
-        rounding = 16 * _U * (4 + np.abs(self.angle) + self.frequency * epsilon + np.abs(self.log_size) + now.tilt * epsilon)
-        doubt = float(np.exp(np.minimum(log_size + self.doubt, 600.0)) @ -np.expm1(-self.doubt)) + float(size @ rounding)
+        rounding = (
+            16 * _U * (4 + np.abs(self.angle) + self.frequency * epsilon + np.abs(self.log_size) + now.tilt * epsilon)
+        )
+        doubt = float(np.exp(np.minimum(log_size + self.doubt, 600.0)) @ -np.expm1(-self.doubt)) + float(
+            size @ rounding
+        )
         doubt += math.exp(min(700.0, self.rest - now.tilt * epsilon))
         if self.is_upper:
             return min(1.0, total + doubt + self.composition.escaped)
@@ -318,14 +342,19 @@ class Inversion:
         work = now.last / now.step * max((one.loss.size for one in stretches), default=0)
         while stop > now.step and work > _WORTH_SKIPPING:
             low = stop / 2
-            decay = value + self._log_kernel_between(low, stop) + sum(one.times * one.log_decay(low, stop) for one in stretches)
+            decay = (
+                value
+                + self._log_kernel_between(low, stop)
+                + sum(one.times * one.log_decay(low, stop) for one in stretches)
+            )
             if decay > allowed:
                 break
             stop, beyond = low, float(np.logaddexp(beyond, decay))
-        return stop, beyond
+        return stop, beyond + 1e-9 * (1 + abs(beyond))  # these were computed in floating point, too
 
     def _log_kernel_beyond(self, t: float) -> float:
-        """log of a bound on 1/pi times the integral from t on of |kernel x smooth part|, the latter over its value at c."""
+        """log of a bound on 1/pi times the integral from t on of |kernel x smooth part|, the latter over its value at
+        c."""
         decay = -(self.composition.gaussian + self.settings.blur**2) * t * t / 2
         if self.is_upper:  # |kernel| <= 1/t^2
             return decay + self._blur_at_tilt - math.log(math.pi * t)
@@ -361,9 +390,10 @@ class _Stretch:
     """One part under the tilt: its weights, moments and transform."""
 
     def __init__(self, part: Part, tilt: float) -> None:
-        self.times = part.times
-        self.loss = part.losses.loss
-        self.log_moment, self.weight = _tilted(part.losses, tilt)
+        self.times, self.tilt = part.times, tilt
+        self.log_moment, weight = _tilted(part.losses, tilt)
+        kept = weight > _DROPPED / weight.size
+        self.loss, self.weight = part.losses.loss[kept], weight[kept]
         self.mean_size = float(self.weight @ np.abs(self.loss))
 
     def transform(self, step: float, count: int) -> Complexes:
@@ -382,12 +412,13 @@ class _Stretch:
     def error(self, t: Floats | float) -> Floats:
         """A bound on the rounding error of `transform` and of the atoms it sums."""
         terms = 4 * (_BLOCK + self.loss.size / _BLOCK + 64)
-        return np.asarray(_ATOM_ERROR + _U * terms + 8 * _U * self.mean_size * t)
+        return np.asarray(_DROPPED + _ATOM_ERROR + _U * terms + 8 * _U * self.mean_size * (self.tilt + t))
 
     def log_decay(self, low: float, high: float) -> float:
         """log of a bound on |E e^(itL)| over [low, high].
 
-        1 - |.|^2 = E[1 - cos t(L-L')], and 1 - cos x >= 2 x^2 / pi^2 up to pi: count the pairs that fall into one bin of
+        1 - |.|^2 = E[1 - cos t(L-L')], and 1 - cos x >= 2 x^2 / pi^2 up to pi: count the pairs that fall into one bin
+        of
         width pi/high, for which E[(L-L')^2] is twice the bin's variance.
         """
         width = math.pi / high
