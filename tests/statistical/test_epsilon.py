@@ -1,7 +1,7 @@
 """Every mechanism as a black box on its worst neighbours: the measured epsilon never exceeds the claim.
 
-`lower_bound` is right with probability 1 - 1e-4 (stated to it below), so each case has a false-alarm rate of 1e-4 over the
-choice of its seed, which is fixed. Where the mechanism is tight, the bound must come within a factor of 2 of the claim,
+`lower_bound` is right with probability 1 - 1e-4, so each case has a false-alarm rate of 1e-4 over the choice of its
+seed, which is fixed. Where the mechanism is tight, the bound must come within a factor of 2 of the claim,
 and the same runs of a mechanism whose noise was cut by 30% must refute the claim.
 """
 
@@ -136,7 +136,9 @@ CASES = {
         cut=cut_gaussian(1.0, 0.05),
     ),
     "Counts": Case(lambda e: Counts(epsilon=e), one_by_one, 7, 8),
-    "Counts list": Case(lambda e: Counts(epsilon=e, queries=3), summed([1, 1, 1]), [0] * 3, [1] * 3, claim=2.0, trials=20_000),
+    "Counts list": Case(
+        lambda e: Counts(epsilon=e, queries=3), summed([1, 1, 1]), [0] * 3, [1] * 3, claim=2.0, trials=20_000
+    ),
     "Histogram": Case(lambda e: Histogram(epsilon=e, bins=2), summed([1, 0]), [0, 3], [1, 3], trials=20_000),
     "Histogram replace": Case(
         lambda e: Histogram(epsilon=e, bins=2, neighbours=REPLACE), summed([1, -1]), [1, 0], [0, 1], trials=20_000
