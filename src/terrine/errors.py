@@ -42,6 +42,10 @@ class MissingExtra(TerrineError, ImportError):
         super().__init__(f"{package} is not installed; pip install 'terrine[{extra}]'")
 
 
+class Halted(TerrineError, RuntimeError):
+    """A stream that has given out all it was paid for was asked again."""
+
+
 class LedgerUnavailable(TerrineError):
     """The ledger's database cannot be used now: nothing was charged and nothing was released."""
 
