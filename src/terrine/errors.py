@@ -44,6 +44,8 @@ class MissingExtra(TerrineError, ImportError):
 
 class OutOfOrder(TerrineError, RuntimeError):
     """A run was asked for something at the wrong moment; nothing was released."""
+
+
 class Halted(TerrineError, RuntimeError):
     """A stream that has given out all it was paid for was asked again."""
 
