@@ -18,6 +18,9 @@ __version__ = "0.1.0"
 _PACKAGES = frozenset({"accounting", "audit", "errors", "events", "ledger", "mechanisms"})
 
 __all__ = ["__version__", "accounting", "audit", "errors", "events", "ledger", "mechanisms"]
+_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"})
+
+__all__ = ["__version__", "accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"]
 
 
 def __getattr__(name: str) -> ModuleType:
