@@ -15,9 +15,12 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PACKAGES = frozenset({"accounting", "errors", "events", "ledger", "sgd"})
+_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "ledger", "mechanisms"})
 
-__all__ = ["__version__", "accounting", "errors", "events", "ledger", "sgd"]
+__all__ = ["__version__", "accounting", "audit", "errors", "events", "ledger", "mechanisms"]
+_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"})
+
+__all__ = ["__version__", "accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -278,8 +278,11 @@ def test_the_account_is_charged_the_whole_plan_before_the_first_step(small, line
 
 
 def test_a_refused_charge_leaves_no_run(small, linear):
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
     with pytest.raises(BudgetExceeded):
-        sgd.make_private(linear, torch.optim.SGD(linear.parameters(), lr=0.1), small, plan(), Notes(refuse=True))
+        sgd.make_private(linear, optimizer, small, plan(), Notes(refuse=True))
+    _, _, lots = sgd.make_private(linear, optimizer, small, plan(), Notes())
+    assert len(lots) == 3
 
 
 def test_training_stops_at_the_last_step_whatever_the_loop_does(small, linear):

@@ -121,6 +121,7 @@ def start(
     if account is not None and distributed.is_first() and not _is_charged(account, receipt):
         receipt = _receipt(account, account.charge(plan.event_after(step.limit), purpose=purpose, by=by))
     run = Run(step, optimizer, Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None, criterion)
+    optimizer._terrine_run = run  # type: ignore[attr-defined]
     lots = Lots(source, run, piece)
     if kept is not None:
         kept.attach(run, source, saved, charged_to=receipt)
@@ -329,9 +330,8 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         )
     if not any(one.requires_grad for one in named.values()):
         raise InvalidArgument("the model has no parameter that requires a gradient: there is nothing to train")
-    if getattr(optimizer, "_terrine_run", None) is not None:
+    if hasattr(optimizer, "_terrine_run"):
         raise InvalidArgument("the optimizer belongs to another private run: want a fresh optimizer")
-    optimizer._terrine_run = True  # type: ignore[attr-defined]
 
 
 def _has_rows(leaf: Any, size: int) -> bool:
