@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from terrine.sgd.clipping.examples import Lot, chunks, trained
 
 FIRST = 16  # examples in the part that is measured
-LEAST, MOST = 16 << 20, 384 << 20  # bytes of one part
+LEAST, MOST = 16 << 20, 256 << 20  # bytes of one part
 SHARE = 0.85  # of what the plain step would keep
 
 _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
