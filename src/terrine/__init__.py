@@ -15,9 +15,6 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "ledger", "mechanisms"})
-
-__all__ = ["__version__", "accounting", "audit", "errors", "events", "ledger", "mechanisms"]
 _PACKAGES = frozenset({"accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"})
 
 __all__ = ["__version__", "accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"]
