@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from terrine.sgd.clipping import Recorder, clipped_sum
+from terrine.sgd.clipping.rules import convolution
 
 N = 5
 CLIP = 0.7
@@ -307,11 +309,19 @@ def test_an_input_changed_in_place_after_its_use_is_refused_as_autograd_does():
 
 
 SMALL = st.integers(1, 3)
+WAYS = {
+    "as measured": {"_BANDED": convolution._BANDED},
+    "direct, whole patches": {"_SLOWER": -1e30, "_BANDED": 1 << 30},
+    "direct, bands": {"_SLOWER": -1e30, "_BANDED": 1},
+    "direct, one example at a time": {"_SLOWER": -1e30, "_BANDED": 1, "_CACHE": 1},
+    "ghost of pixels": {"_GATHERED": -1e30},
+    "ghost of patches": {"_SLOWER": 1e30, "_GATHERED": 1e30, "_LARGE": 1},
+}  # costs that force each way a convolution can take
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_convolutions_of_every_shape(data):
+@settings(max_examples=90, deadline=None)
+@given(st.data(), st.sampled_from(sorted(WAYS)))
+def test_convolutions_of_every_shape(data, way):
     dims = data.draw(st.integers(1, 3))
     groups = data.draw(st.sampled_from([1, 1, 2, 3]))
     each, out = data.draw(SMALL) * groups, data.draw(SMALL) * groups
@@ -325,7 +335,9 @@ def test_convolutions_of_every_shape(data):
     torch.manual_seed(data.draw(st.integers(0, 99)))
     model = kind(each, out, kernel, stride, padding, dilation=tuple(dilation), groups=groups, bias=bias).double()
     x, y = R(3, each, *sizes).double(), torch.linspace(0, 1, 3).double()
-    assert_same(clipped_sum(model, criterion, x, y, clip=CLIP), loop(model, criterion, x, y, CLIP))
+    with mock.patch.multiple(convolution, **WAYS[way]):
+        clipped = clipped_sum(model, criterion, x, y, clip=CLIP)
+    assert_same(clipped, loop(model, criterion, x, y, CLIP))
 
 
 @settings(max_examples=40, deadline=None)

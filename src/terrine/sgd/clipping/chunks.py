@@ -19,6 +19,7 @@ from terrine.sgd.clipping.examples import Lot, chunks, trained
 FIRST = 16  # examples in the part that is measured
 LEAST, MOST = 16 << 20, 256 << 20  # bytes of one part
 SHARE = 0.85  # of what the plain step would keep
+SLACK = 1.25  # a lot that is only a little larger than one part is not cut
 
 _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
 
@@ -35,7 +36,7 @@ def stops(
             start = min(size, FIRST)
             yield start
             known[key] = fitting(*measured(), size, sum(p.numel() * p.element_size() for p in trained(model).values()))
-        chunk = known[key]
+        chunk = known[key] if size > SLACK * known[key] else size
     parts = -(-(size - start) // chunk)
     yield from (start + stop for _, stop in chunks(size - start, -(-(size - start) // max(parts, 1)) or 1))
 
