@@ -19,7 +19,7 @@ from terrine.sgd.clipping.examples import Lot, chunks, trained
 FIRST = 16  # examples in the part that is measured
 LEAST, MOST = 16 << 20, 256 << 20  # bytes of one part
 SHARE = 0.85  # of what the plain step would keep
-SLACK = 1.25  # a lot that is only a little larger than one part is not cut
+SLACK = 1.1  # a lot that is only a little larger than one part is not cut
 
 _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
 
