@@ -21,6 +21,9 @@ __all__ = ["__version__", "accounting", "errors", "events", "mechanisms"]
 _PACKAGES = frozenset({"accounting", "errors", "events", "ledger"})
 
 __all__ = ["__version__", "accounting", "errors", "events", "ledger"]
+_PACKAGES = frozenset({"accounting", "errors", "events", "sgd"})
+
+__all__ = ["__version__", "accounting", "errors", "events", "sgd"]
 
 
 def __getattr__(name: str) -> ModuleType:
