@@ -1,40 +1,15 @@
-"""Events in, certified epsilon out."""
+"""Events in, certified epsilon out.
 
-from __future__ import annotations
+    epsilon(event, delta=1e-5)      the tightest proven upper bound
+    bounds(event, delta=1e-5)       a proven enclosure
+    profile(event)                  the whole curve, and the best attack it allows
+    calibrate(family, budget)       the parameter that spends a budget
 
-from dataclasses import dataclass
+One module holds each classical method, so that they can be compared: `composition`, `amplification`, `moments`, `renyi`.
+"""
 
-from terrine.accounting import gaussian, renyi
 from terrine.accounting.calibrate import NOISE, RATE, STEPS, calibrate
-from terrine.events import Event
+from terrine.accounting.certified import Bounds
+from terrine.accounting.tightest import bounds, delta, epsilon
 
 __all__ = ["NOISE", "RATE", "STEPS", "Bounds", "bounds", "calibrate", "delta", "epsilon"]
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """A proven enclosure of the smallest epsilon."""
-
-    lower: float
-    upper: float
-
-
-def epsilon(event: Event, *, delta: float) -> float:
-    """The tightest proven upper bound on epsilon at `delta`."""
-    noise = renyi.gaussian_noise(event)
-    if noise is not None:
-        return gaussian.epsilon(1 / noise, delta)
-    return renyi.epsilon(event, delta=delta)
-
-
-def delta(event: Event, *, epsilon: float) -> float:
-    """The tightest proven upper bound on delta at `epsilon`."""
-    noise = renyi.gaussian_noise(event)
-    if noise is not None:
-        return gaussian.delta(1 / noise, epsilon)
-    return renyi.delta(event, epsilon=epsilon)
-
-
-def bounds(event: Event, *, delta: float) -> Bounds:
-    """A proven enclosure of epsilon at `delta`."""
-    return Bounds(0.0, epsilon(event, delta=delta))

@@ -58,7 +58,10 @@ def epsilon(
     """
     delta = check.open_unit("delta", delta)
     at = ORDERS if orders is None else np.asarray(orders, dtype=float)
-    found = (convert or canonne_kamath_steinke)(at, curve(event, at), delta)
+    values = curve(event, at)
+    if not values.any():
+        return 0.0
+    found = (convert or canonne_kamath_steinke)(at, values, delta)
     return max(0.0, float(np.min(found)) * (1 + _ROUNDING))
 
 
@@ -66,7 +69,10 @@ def delta(event: Event, *, epsilon: float, orders: Sequence[float] | Floats | No
     """The smallest delta that the event's Renyi curve proves at `epsilon`."""
     epsilon = check.not_negative("epsilon", epsilon)
     at = ORDERS if orders is None else np.asarray(orders, dtype=float)
-    exponent = (at - 1) * (curve(event, at) - epsilon) + (at - 1) * np.log1p(-1 / at) - np.log(at)
+    values = curve(event, at)
+    if not values.any():
+        return 0.0
+    exponent = (at - 1) * (values - epsilon) + (at - 1) * np.log1p(-1 / at) - np.log(at)
     return min(1.0, math.exp(min(0.0, float(np.min(exponent)) + _ROUNDING)))
 
 

@@ -1,0 +1,430 @@
+"""Delta of a composition by tilted Fourier inversion, with every error bounded or on the safe side.
+
+The losses of a composition add up, so with M the moment function of the sum, for any c > 0,
+
+    delta(e) = E[(1 - e^(e-L))_+] = 1/(2 pi i) * integral over Re z = c of  M(z) e^(-ez) / (z (z+1)) dz.
+
+Summed at points c + ikD instead of integrated, this gives delta(e) plus the terms e^(2 pi k c/D) delta(e + 2 pi k/D), k != 0: all
+positive, so the sum is an upper bound as it stands; for a lower bound they are bounded by Chernoff and subtracted.
+
+The integrand must also be cut off. So (1 - e^(e-L))_+ is replaced by a smooth function whose transform falls like exp(-b^2 t^2/2):
+
+- upper: its mean over e + N(-b^2/2, b^2), which is larger because it is convex in e^e (it amounts to composing with one more
+  Gaussian mechanism of mu = b);
+- lower: (1 - e^(e-L)) Phi((L-e)/b), the advantage of one particular randomised test.
+
+Both differ from the truth by O(b^2). Beyond the frequencies that are summed, |M(c+it)| <= M(c) and that decay bound the rest;
+in between, a bound on |M| from pairs of nearby losses lets long stretches be skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from terrine.accounting.loss_distribution import Losses
+
+Floats = NDArray[np.float64]
+Complexes = NDArray[np.complex128]
+
+_U = 2.0**-53
+_ATOM_ERROR = 160 * _U
+"""Relative error granted to an atom's mass and to exp of its tilted loss."""
+_BLOCK = 256
+"""Sums over atoms run in blocks of this many, so that their rounding error is (block + blocks) ulps at most."""
+_SPARE = 1e-6
+"""Share of delta that each neglected piece may take."""
+_TYPICAL_ERROR = 2e-13
+"""About what `_Stretch.error` comes to; used only to choose well."""
+_WORTH_SKIPPING = 50_000
+"""Below this many terms of a transform, summing them all is cheaper than proving that some may be skipped."""
+_MOST_BINS = 100_000
+"""Past this many bins a bound on a transform is not worth its time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Independent copies of one loss."""
+
+    losses: Losses
+    times: float
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """Everything that happened, ready to be summed.
+
+    `gaussian` is the total mu^2 of Gaussian mechanisms; `lattice` that of discrete Gaussians, whose moment function is the
+    Gaussian one up to frequency `lattice_limit` but recurs beyond it.
+    """
+
+    parts: tuple[Part, ...]
+    gaussian: float = 0.0
+    lattice: float = 0.0
+    lattice_limit: float = math.inf
+
+    @cached_property
+    def escaped(self) -> float:
+        """P-mass at an infinite loss."""
+        kept = sum(part.times * math.log1p(-part.losses.escaped) for part in self.parts)
+        return min(1.0, -math.expm1(kept) * (1 + 1e-12))
+
+    @cached_property
+    def total_variation(self) -> float:
+        """An upper bound on delta(0): the parts' own, added up."""
+        apart = sum(
+            part.times * (float(part.losses.mass @ np.maximum(-np.expm1(-part.losses.loss), 0.0)) + part.losses.escaped)
+            for part in self.parts
+        )
+        mu = math.sqrt(self.gaussian + self.lattice)
+        return (apart + 0.4 * mu) * (1 + 1e-9)  # a Gaussian's is 2 Phi(mu/2) - 1 < 0.4 mu
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest possible loss."""
+        if self.gaussian + self.lattice > 0:
+            return math.inf
+        return sum(part.times * part.losses.largest for part in self.parts) * (1 + 1e-14)
+
+    @cached_property
+    def chance_of_largest(self) -> float:
+        """The probability of it, rounded down."""
+        if math.isinf(self.largest):
+            return 0.0
+        logs = [
+            part.times * math.log(float(part.losses.mass[part.losses.loss == part.losses.largest].sum()))
+            for part in self.parts
+        ]
+        return math.exp(sum(logs) * (1 + 1e-12)) * (1 - 1e-9)
+
+    @cached_property
+    def _flat(self) -> tuple[Floats, Floats, NDArray[np.intp], Floats]:
+        """All parts' losses and masses end to end, where each part starts, and how often it happens."""
+        sizes = [part.losses.loss.size for part in self.parts]
+        return (
+            np.concatenate([part.losses.loss for part in self.parts]),
+            np.concatenate([part.losses.mass for part in self.parts]),
+            np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp),
+            np.array([part.times for part in self.parts], dtype=float),
+        )
+
+    def log_moment(self, orders: Floats) -> Floats:
+        """log M at each of `orders`."""
+        total: Floats = (self.gaussian + self.lattice) * orders * (orders + 1) / 2
+        if self.parts:
+            loss, mass, starts, times = self._flat
+            top, sums = _sums(orders[:, None] * loss, mass, starts)
+            total = total + (top + np.log(sums)) @ times
+        return total
+
+    def cumulants(self, order: float) -> tuple[float, float, float]:
+        """log M and its first two derivatives at `order`."""
+        variance = self.gaussian + self.lattice
+        total = np.array([variance * order * (order + 1) / 2, variance * (order + 0.5), variance])
+        if self.parts:
+            loss, mass, starts, times = self._flat
+            top, sums = _sums((order * loss)[None, :], np.stack([mass, mass * loss, mass * loss**2]), starts)
+            mean = sums[1] / sums[0]
+            total += np.array([top[0] + np.log(sums[0]), mean, sums[2] / sums[0] - mean**2]) @ times
+        return float(total[0]), float(total[1]), max(0.0, float(total[2]))
+
+
+def _sums(exponent: Floats, mass: Floats, starts: NDArray[np.intp]) -> tuple[Floats, Floats]:
+    """Per row and part: the largest exponent, and the sum of mass e^(exponent - largest)."""
+    top = np.maximum.reduceat(exponent, starts, axis=1)
+    sizes = np.diff(starts, append=exponent.shape[1])
+    exponent = exponent - (top if starts.size == 1 else np.repeat(top, sizes, axis=1))
+    return top, np.add.reduceat(np.exp(exponent, out=exponent) * mass, starts, axis=1)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where and how finely to sum: the tilt c, the period 2 pi/D, the blur b and the last frequency."""
+
+    tilt: float
+    period: float
+    blur: float
+    last: float
+
+    @property
+    def step(self) -> float:
+        return 2 * math.pi / self.period
+
+
+def saddle(composition: Composition, delta: float) -> tuple[float, float]:
+    """The tilt and the epsilon at which the saddle-point estimate of delta is the one asked for. An estimate, no bound."""
+
+    def at(log_tilt: float) -> float:
+        c = math.exp(log_tilt)
+        return composition.cumulants(c)[1] - 1 / c - 1 / (c + 1)
+
+    def excess(log_tilt: float) -> float:
+        return log_saddle_delta(composition, math.exp(log_tilt), at(log_tilt)) - math.log(delta)
+
+    high = 1.0
+    while excess(high) > 0 and high < 36:
+        high += 2.0
+    low = high - 2.0
+    while excess(low) < 0 and low > -36:
+        low -= 2.0
+    root = brentq(excess, low, high, xtol=1e-2) if excess(low) > 0 > excess(high) else high
+    return math.exp(root), at(root)
+
+
+def log_saddle_delta(composition: Composition, tilt: float, epsilon: float) -> float:
+    """log of the saddle-point estimate of delta: the integrand at the tilt times its Gaussian width. An estimate, no bound."""
+    value, _, bend = composition.cumulants(tilt)
+    bend += 1 / tilt**2 + 1 / (tilt + 1) ** 2
+    return value - tilt * epsilon - math.log(tilt * (tilt + 1)) - 0.5 * math.log(2 * math.pi * bend)
+
+
+def saddle_at(composition: Composition, epsilon: float) -> float:
+    """The tilt that minimises the integrand at `epsilon`."""
+
+    def slope(log_tilt: float) -> float:
+        c = math.exp(log_tilt)
+        return composition.cumulants(c)[1] - epsilon - 1 / c - 1 / (c + 1)
+
+    low, high = -1.0, 1.0
+    while slope(high) < 0 and high < 36:
+        low, high = high, high + 2.0
+    while slope(low) > 0 and low > -36:
+        low, high = low - 2.0, low
+    return math.exp(brentq(slope, low, high, xtol=1e-2)) if slope(low) < 0 < slope(high) else math.exp(high)
+
+
+_RATIOS = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 16.0, 32.0])
+"""Orders above the tilt at which Chernoff's bound is tried, as multiples of it."""
+
+
+def choose(composition: Composition, tilt: float, epsilon: float, delta: float, precision: float) -> Settings:
+    """Settings near `tilt` that need the fewest terms for a relative error of about `precision` in epsilon."""
+    tilts = tilt * np.array([1.0, 0.85, 0.7, 0.5, 0.35])
+    orders = np.concatenate([[1.0], _RATIOS])[None, :] * tilts[:, None]
+    values = composition.log_moment(orders.ravel()).reshape(orders.shape)
+    candidates = [
+        _settings(composition, orders[i], values[i], epsilon, math.log(_SPARE * delta), precision)
+        for i in range(tilts.size)
+    ]
+    rounding = sum(part.times for part in composition.parts) * _TYPICAL_ERROR
+    floor = math.log(1e-5 * delta)
+
+    def dearness(i: int) -> float:
+        """log of the number of terms, and of how far rounding would rise above a small share of delta."""
+        size = float(values[i, 0]) - tilts[i] * epsilon + math.log(rounding + 1e-300) - math.log1p(tilts[i])
+        return math.log(candidates[i].period * candidates[i].last) + 3 * max(0.0, size - floor)
+
+    return candidates[min(range(tilts.size), key=dearness)]
+
+
+def _settings(
+    composition: Composition, orders: Floats, values: Floats, epsilon: float, allowed: float, precision: float
+) -> Settings:
+    """Settings for the tilt orders[0]; `allowed` is log of what each neglected piece may amount to."""
+    tilt, above = float(orders[0]), orders[1:]
+    left = -allowed / tilt
+    right = float(np.min((values[1:] - above * epsilon + _log_peak(above) - allowed) / (above - tilt)))
+    blur = min(1.0, math.sqrt(2 * precision * max(epsilon, 0.02 / tilt) / (tilt + 1)))
+    decay = max(2.0, float(values[0]) - tilt * epsilon - allowed)
+    last = math.sqrt(2 * decay / (blur**2 + composition.gaussian))
+    if last > composition.lattice_limit:
+        last = composition.lattice_limit
+        blur = math.sqrt(max(blur**2, 2 * decay / last**2 - composition.gaussian))
+    return Settings(tilt, max(left, right), blur, last)
+
+
+@dataclass(eq=False)
+class Inversion:
+    """The sum, prepared once for a tilt; `upper` and `lower` then cost one dot product for each epsilon."""
+
+    composition: Composition
+    settings: Settings
+    is_upper: bool
+    delta: float
+    epsilon: float
+    log_size: Floats = field(init=False)
+    angle: Floats = field(init=False)
+    doubt: Floats = field(init=False)
+    frequency: Floats = field(init=False)
+    rest: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        now, composition = self.settings, self.composition
+        stretches = [_Stretch(part, now.tilt) for part in composition.parts]
+        stop, self.rest = self._where_to_stop(stretches)
+        count = math.ceil(stop / now.step) + 1
+        t = now.step * np.arange(count)
+        z = now.tilt + 1j * t
+        log_value = self._smooth_part(z)
+        doubt = np.zeros(count)
+        for stretch in stretches:
+            values = stretch.transform(now.step, count)
+            size = np.maximum(np.abs(values), 1e-280)
+            doubt += stretch.times * np.log1p(stretch.error(t) / size)
+            log_value += stretch.times * (stretch.log_moment + np.log(np.where(size > 1e-280, values, size)))
+        kernel = self._kernel(z)
+        weight = np.full(count, now.step / math.pi)
+        weight[0] /= 2
+        self.log_size = log_value.real + np.log(np.abs(kernel) * weight)
+        self.angle = log_value.imag + np.angle(kernel)
+        self.doubt = doubt
+        self.frequency = t
+
+    def __call__(self, epsilon: float) -> float:
+        """A proven bound on delta at `epsilon`: from above, or from below."""
+        now = self.settings
+        log_size = self.log_size - now.tilt * epsilon
+        if log_size.max() > 600:  # epsilon is far from where the tilt was chosen: nothing is proven here
+            return 1.0 if self.is_upper else 0.0
+        angle = self.angle - self.frequency * epsilon
+        size = np.exp(log_size)
+        total = float(size @ np.cos(angle))
+        rounding = 16 * _U * (4 + np.abs(self.angle) + self.frequency * epsilon + np.abs(self.log_size) + now.tilt * epsilon)
+        doubt = float(np.exp(np.minimum(log_size + self.doubt, 600.0)) @ -np.expm1(-self.doubt)) + float(size @ rounding)
+        doubt += math.exp(min(700.0, self.rest - now.tilt * epsilon))
+        if self.is_upper:
+            return min(1.0, total + doubt + self.composition.escaped)
+        return total - doubt - self._aliases(epsilon) + self.composition.escaped * (1 - 1e-9)
+
+    def _smooth_part(self, z: Complexes) -> Complexes:
+        variance = self.composition.gaussian + self.composition.lattice
+        blur = self.settings.blur**2
+        if self.is_upper:
+            return (variance + blur) * z * (z + 1) / 2
+        return variance * z * (z + 1) / 2 + blur * z * z / 2
+
+    def _kernel(self, z: Complexes) -> Complexes:
+        if self.is_upper:
+            return 1 / (z * (z + 1))
+        # e^(b^2 z^2/2)/z - e^(b^2 (z+1)^2/2)/(z+1), with the first exponential taken out
+        kernel: Complexes = (1 - z * np.expm1(self.settings.blur**2 * (z + 0.5))) / (z * (z + 1))
+        return kernel
+
+    def _where_to_stop(self, stretches: list[_Stretch]) -> tuple[float, float]:
+        """The last frequency to sum, and log of a bound (at epsilon 0) on all that lies beyond it.
+
+        Where the parts' transforms provably stay negligible from some point up to `last`, that stretch is skipped.
+        """
+        now = self.settings
+        value = float(self.composition.log_moment(np.array([now.tilt]))[0])
+        beyond = value + self._log_kernel_beyond(now.last)
+        allowed = math.log(_SPARE * self.delta) + now.tilt * self.epsilon
+        stop = now.last
+        work = now.last / now.step * max((one.loss.size for one in stretches), default=0)
+        while stop > now.step and work > _WORTH_SKIPPING:
+            low = stop / 2
+            decay = value + self._log_kernel_between(low, stop) + sum(one.times * one.log_decay(low, stop) for one in stretches)
+            if decay > allowed:
+                break
+            stop, beyond = low, float(np.logaddexp(beyond, decay))
+        return stop, beyond
+
+    def _log_kernel_beyond(self, t: float) -> float:
+        """log of a bound on 1/pi times the integral from t on of |kernel x smooth part|, the latter over its value at c."""
+        decay = -(self.composition.gaussian + self.settings.blur**2) * t * t / 2
+        if self.is_upper:  # |kernel| <= 1/t^2
+            return decay + self._blur_at_tilt - math.log(math.pi * t)
+        return decay + self._blur_at_tilt + math.log(2 / math.pi) - math.log(-2 * decay)  # |kernel| <= 2/t
+
+    def _log_kernel_between(self, start: float, stop: float) -> float:
+        decay = -(self.composition.gaussian + self.settings.blur**2) * start * start / 2
+        if self.is_upper:
+            return decay + self._blur_at_tilt - math.log(math.pi * start)
+        return decay + self._blur_at_tilt + math.log(2 / math.pi * math.log(stop / start))
+
+    @property
+    def _blur_at_tilt(self) -> float:
+        c, blur = self.settings.tilt, self.settings.blur**2
+        return blur * c * (c + 1) / 2 if self.is_upper else blur * (c + 1) ** 2 / 2
+
+    def _aliases(self, epsilon: float) -> float:
+        """What the sum may contain beyond delta itself, on both sides."""
+        now = self.settings
+        left = math.exp(-now.tilt * now.period) / -math.expm1(-now.tilt * now.period)
+        orders, values = self._chernoff
+        gap = (orders - now.tilt) * now.period
+        right = float(np.min(values - orders * epsilon - gap - np.log(-np.expm1(-gap))))
+        return left + math.exp(min(700.0, right))
+
+    @cached_property
+    def _chernoff(self) -> tuple[Floats, Floats]:
+        orders = _RATIOS * self.settings.tilt
+        return orders, self.composition.log_moment(orders) * (1 + 1e-12) + _log_peak(orders)
+
+
+class _Stretch:
+    """One part under the tilt: its weights, moments and transform."""
+
+    def __init__(self, part: Part, tilt: float) -> None:
+        self.times = part.times
+        self.loss = part.losses.loss
+        self.log_moment, self.weight = _tilted(part.losses, tilt)
+        self.mean_size = float(self.weight @ np.abs(self.loss))
+
+    def transform(self, step: float, count: int) -> Complexes:
+        """E[e^(itL)] under the tilt at t = k step: one matrix product, since e^(i(a + Bb)x) = e^(iax) e^(iBbx)."""
+        rows = max(1, math.ceil(math.sqrt(count)))
+        columns = math.ceil(count / rows)
+        angle = step * self.loss
+        fine = _powers(angle, rows) * self.weight
+        coarse = _powers(rows * angle, columns)
+        total = np.zeros((columns, rows), dtype=complex)
+        for first in range(0, angle.size, _BLOCK):
+            block = slice(first, first + _BLOCK)
+            total += coarse[:, block] @ fine[:, block].T
+        return total.ravel()[:count]
+
+    def error(self, t: Floats | float) -> Floats:
+        """A bound on the rounding error of `transform` and of the atoms it sums."""
+        terms = 4 * (_BLOCK + self.loss.size / _BLOCK + 64)
+        return np.asarray(_ATOM_ERROR + _U * terms + 8 * _U * self.mean_size * t)
+
+    def log_decay(self, low: float, high: float) -> float:
+        """log of a bound on |E e^(itL)| over [low, high].
+
+        1 - |.|^2 = E[1 - cos t(L-L')], and 1 - cos x >= 2 x^2 / pi^2 up to pi: count the pairs that fall into one bin of
+        width pi/high, for which E[(L-L')^2] is twice the bin's variance.
+        """
+        width = math.pi / high
+        position = (self.loss - self.loss.min()) / width
+        if position.max() > _MOST_BINS:
+            return 0.0
+        index = position.astype(np.intp)
+        offset = (position - index - 0.5) * width
+        mass = np.bincount(index, self.weight)
+        first = np.bincount(index, self.weight * offset)
+        second = np.bincount(index, self.weight * offset**2)
+        pairs = float(np.sum(np.maximum(mass * second - first**2, 0.0))) * (1 - 1e-6)
+        return 0.5 * math.log1p(-min(4 / math.pi**2 * low**2 * pairs, 1 - 1e-9))
+
+
+def _tilted(losses: Losses, order: float) -> tuple[float, Floats]:
+    """log E[e^(order L)] and the tilted weights."""
+    exponent = order * losses.loss
+    top = float(exponent.max())
+    weight: Floats = losses.mass * np.exp(exponent - top)
+    total = float(weight.sum())
+    return top + math.log(total), weight / total
+
+
+def _log_peak(order: Floats) -> Floats:
+    """log of the largest (1 - e^-y) e^(-order y): the constant in delta(e) <= peak M(order) e^(-order e)."""
+    peak: Floats = order * np.log(order / (1 + order)) - np.log1p(order)
+    return peak
+
+
+def _powers(angle: Floats, count: int) -> Complexes:
+    """e^(i k angle) for k < count, each a product of at most log2(count) sines and cosines."""
+    result = np.empty((count, angle.size), dtype=complex)
+    result[0] = 1.0
+    done = 1
+    while done < count:
+        more = min(done, count - done)
+        np.multiply(result[:more], np.cos(done * angle) + 1j * np.sin(done * angle), out=result[done : done + more])
+        done += more
+    return result
