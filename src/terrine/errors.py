@@ -40,3 +40,7 @@ class MissingExtra(TerrineError, ImportError):
 
     def __init__(self, package: str, *, extra: str) -> None:
         super().__init__(f"{package} is not installed; pip install 'terrine[{extra}]'")
+
+
+class Halted(TerrineError, RuntimeError):
+    """A stream that has given out all it was paid for was asked again."""
