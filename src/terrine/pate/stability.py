@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine import accounting, check
-from terrine.accounting.calibrate import NOISE
+from terrine.accounting.calibrate import Search
 from terrine.errors import BudgetExceeded, InvalidArgument
 from terrine.events import ApproximateDP, Budget, Event, Neighbours, PureDP, Repeated, Reproducible, Unit
 from terrine.mechanisms.lattice import Shape
@@ -233,7 +233,8 @@ def _least_scale(epsilon: float, delta: float, times: int) -> float:
     def family(scale: float) -> Event:
         return Repeated(PureDP(epsilon=2 / scale), times=times)
 
-    return accounting.calibrate(family, Budget(epsilon, delta), over=NOISE)
+    widest = 8 * (math.sqrt(times * math.log(1 / delta)) + times * epsilon) / epsilon + 2 * times
+    return accounting.calibrate(family, Budget(epsilon, delta), over=Search(1 / epsilon, widest, private_end_is_high=True))
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ from terrine.accounting.pate.release import release_curve, smooth
 from terrine.accounting.pate.sensitivity import (
     gaussian_max_local_sensitivity,
     gaussian_max_smooth_sensitivity,
+    profile_of,
     sanitisable_rdp,
     threshold_local_sensitivity,
     threshold_smooth_sensitivity,
@@ -20,6 +21,7 @@ __all__ = [
     "gaussian_max_smooth_sensitivity",
     "laplace_max_rdp",
     "laplace_max_sensitivity",
+    "profile_of",
     "release_curve",
     "sanitisable_rdp",
     "smooth",

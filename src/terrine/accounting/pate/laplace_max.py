@@ -29,17 +29,17 @@ _CELLS = 8
 
 
 def laplace_max_rdp(
-    votes: ArrayLike, *, noise: float, orders: Sequence[float] | Floats | float, whole: bool = False
+    votes: ArrayLike, *, noise: float, orders: Sequence[float] | Floats | float, slack: float = 0.0
 ) -> Floats:
     """Renyi divergence bounds (queries, orders) of the noisy maximum with Laplace noise of scale `noise`.
 
-    With `whole`, the noise is the discrete Laplace on the whole numbers, whose q is summed exactly.
+    `slack` is taken off every gap between counts: one grid step for noise that is rounded to a grid.
     """
     scale = check.positive("noise", noise)
-    return _bill(log_wrong(counts(votes), scale, whole)[:, None], 2 / scale, checked_orders(orders))
+    return _bill(log_wrong(counts(votes), scale, slack)[:, None], 2 / scale, checked_orders(orders))
 
 
-def laplace_max_sensitivity(votes: ArrayLike, *, noise: float, order: float, whole: bool = False) -> Floats:
+def laplace_max_sensitivity(votes: ArrayLike, *, noise: float, order: float, slack: float = 0.0) -> Floats:
     """Bounds (queries, distances) on the local sensitivity of `laplace_max_rdp` at `order`.
 
     The line of log q is cut into fixed cells, each with the furthest that one person can move the bill from anywhere in
@@ -48,7 +48,7 @@ def laplace_max_sensitivity(votes: ArrayLike, *, noise: float, order: float, who
     scale = check.positive("noise", noise)
     falling = counts(votes)
     teachers = teachers_of(falling)
-    start = log_wrong(falling, scale, whole)
+    start = log_wrong(falling, scale, slack)
     cell = 2 / scale / _CELLS
     lowest = math.floor((start.min() - 2 / scale * teachers) / cell)
     edges = np.arange(lowest - _CELLS, _CELLS + 2) * cell  # from one person's reach below to one above q = 1
@@ -65,15 +65,10 @@ def laplace_max_sensitivity(votes: ArrayLike, *, noise: float, order: float, who
     return found
 
 
-def log_wrong(falling: Integers, scale: float, whole: bool) -> Floats:
+def log_wrong(falling: Integers, scale: float, slack: float = 0.0) -> Floats:
     """log q for each row of falling counts, at most log(1 - 1/classes)."""
-    gaps = (falling[:, :1] - falling[:, 1:]).astype(float)
-    if whole:
-        ratio = math.exp(-1 / scale)
-        weight = 2 * ratio**2 / (1 - ratio**2) + gaps + 1 + ratio / (1 - ratio)
-        logs = 2 * math.log((1 - ratio) / (1 + ratio)) - gaps / scale + np.log(weight / (1 - ratio))
-    else:
-        logs = np.log(2 + gaps / scale) - math.log(4) - gaps / scale
+    gaps = np.maximum((falling[:, :1] - falling[:, 1:]) - slack, 0.0) / scale
+    logs = np.log(2 + gaps) - math.log(4) - gaps
     top = logs.max(axis=1, keepdims=True)
     union: Floats = top[:, 0] + np.log(np.exp(logs - top).sum(axis=1))
     return np.minimum(union, math.log1p(-1 / falling.shape[1]))
