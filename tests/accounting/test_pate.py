@@ -213,7 +213,7 @@ def test_small_bills_keep_their_digits():
 @pytest.mark.parametrize("sigma", [0.7, 4.0, 25.0])
 def test_the_bound_covers_the_true_divergence_of_the_answer(sigma):
     """Two classes: the answer is a coin, and its divergence from every neighbour's coin is known exactly."""
-    for lead in range(0, 30):
+    for lead in range(30):
         row, other = [30 + lead, 30 - lead], [29 + lead, 31 - lead]
         here, there = (stats.norm.logsf([-gap, gap], scale=math.sqrt(2) * sigma) for gap in (2 * lead, 2 * lead - 2))
         for order in (1.5, 4.0, 16.0):

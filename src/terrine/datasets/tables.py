@@ -1,4 +1,4 @@
-"""Tables: the UCI Adult census extract, numbers scaled by public ranges and categories one-hot by the published lists."""
+"""Tables: the UCI Adult census extract, numbers scaled by public ranges, categories one-hot by the published lists."""
 
 from __future__ import annotations
 

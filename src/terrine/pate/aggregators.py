@@ -5,8 +5,8 @@
     ConfidentGaussianMax    the same, if max n_j + N(0, s1^2) >= T   the test moves by 1; else it abstains
     InteractiveGaussianMax  the same test on max n_j - M p_j, with p the student's own prediction
 
-An aggregator's fields are public. `plan` fixes, before any vote is looked at, how many queries may be asked and answered;
-the event is the plan's, so its cost holds whatever the votes are. The account is charged before an answer is drawn.
+An aggregator's fields are public. A plan fixes, before any vote is looked at, how many queries may be asked and
+answered; the event is the plan's, so its cost holds whatever the votes are. The account is charged before an answer is drawn.
 
 Noise is drawn on a grid of 2^-20 votes, rounded from the real line, exactly; so events are the continuous ones.
 """
@@ -80,9 +80,6 @@ class Aggregator(Protocol):
     def event(self, queries: int, answers: int | None = None, *, unit: Unit = Unit.EXAMPLE) -> Event:
         """The cost of asking `queries` times and answering at most `answers` of them."""
 
-    def answer(self, votes: Votes, **options: Any) -> Answers:
-        """Answer the queries."""
-
 
 @dataclass(frozen=True)
 class LaplaceMax:
@@ -100,8 +97,10 @@ class LaplaceMax:
         """Two counts move by 1 each under independent noise."""
         counted = queries if answers is None else answers
         return _repeated(
-            [(Repeated(Laplace(noise=one, neighbours=Neighbours.REPLACE_ONE, unit=unit), times=2), times)
-             for one, times in _grouped(self.noise, counted)]
+            [
+                (Repeated(Laplace(noise=one, neighbours=Neighbours.REPLACE_ONE, unit=unit), times=2), times)
+                for one, times in _grouped(self.noise, counted)
+            ]
         )
 
     def answer(
@@ -233,7 +232,9 @@ class InteractiveGaussianMax:
         """Labels from the teachers where they correct the `student` (queries, classes), else the student's own."""
         predicted = np.asarray(student, dtype=float)
         if predicted.shape != votes.counts.shape or not np.isfinite(predicted).all():
-            raise InvalidArgument(f"student has shape {predicted.shape}: want finite probabilities {votes.counts.shape}")
+            raise InvalidArgument(
+                f"student has shape {predicted.shape}: want finite probabilities {votes.counts.shape}"
+            )
         plan = _planned(self, votes, budget=budget, most=most)
         event = _charged(self, plan, votes, rng, account, purpose)
         asked, predicted = votes.counts[: plan.queries], predicted[: plan.queries]
@@ -301,7 +302,9 @@ def _planned(aggregator: Aggregator, votes: Votes, *, budget: Budget | None, mos
         return Plan(queries, answers, f"the budget allows {answers} answers")
     asked = _most(lambda number: fits(number, number), queries)
     if not asked:
-        raise BudgetExceeded(f"epsilon={budget.epsilon}, delta={budget.delta}: not even one query fits; raise the noise")
+        raise BudgetExceeded(
+            f"epsilon={budget.epsilon}, delta={budget.delta}: not even one query fits; raise the noise"
+        )
     return Plan(asked, asked, f"the budget allows {asked} of {queries} queries")
 
 
@@ -332,13 +335,18 @@ def _draw(shape: Shape, scale: float, count: int, rng: Source) -> Integers:
 def _noisy_max(counts: Integers, noise: Noise, shape: Shape, rng: Source) -> Integers:
     noisy = counts * GRID
     if isinstance(noise, float | int):
-        return (noisy + _draw(shape, float(noise), counts.size, rng).reshape(counts.shape)).argmax(axis=1)
+        return _first(noisy + _draw(shape, float(noise), counts.size, rng).reshape(counts.shape))
     scales = np.asarray(noise[: len(counts)])
     for scale in np.unique(scales):
         rows = np.flatnonzero(scales == scale)
         drawn = _draw(shape, float(scale), rows.size * counts.shape[1], rng)
         noisy[rows] += drawn.reshape(rows.size, counts.shape[1])
-    return noisy.argmax(axis=1)
+    return _first(noisy)
+
+
+def _first(noisy: Integers) -> Integers:
+    first: Integers = noisy.argmax(axis=1).astype(np.int64)
+    return first
 
 
 def _passes(largest: NDArray[Any], threshold: float, noise: float, rng: Source) -> NDArray[np.bool_]:

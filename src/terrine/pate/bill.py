@@ -223,9 +223,7 @@ def _sanitised(
     return max(0.0, float(converted[0]) * (1 + 1e-12))
 
 
-def _at_order(
-    votes: Votes, asked: Any, answered: Any, aggregator: Priced, order: float
-) -> tuple[float, Floats, float]:
+def _at_order(votes: Votes, asked: Any, answered: Any, aggregator: Priced, order: float) -> tuple[float, Floats, float]:
     """The bill at one order as its sensitivity analysis has it, that sensitivity, and a public ceiling on it."""
     told, tested = votes.counts[answered], votes.counts[asked]
     value, local, ceiling = 0.0, np.zeros((1, votes.teachers)), 0.0
@@ -233,7 +231,9 @@ def _at_order(
         case LaplaceMax(noise=noise):
             for one, rows in _by_noise(noise, answered):
                 value += float(costs.laplace_max_rdp(told[rows], noise=one, orders=order, slack=SLACK).sum())
-                local = local + costs.laplace_max_sensitivity(told[rows], noise=one, order=order, slack=SLACK).sum(axis=0)
+                local = local + costs.laplace_max_sensitivity(told[rows], noise=one, order=order, slack=SLACK).sum(
+                    axis=0
+                )
                 ceiling += len(rows) * min(2 * order / one**2, 2 / one) / 4
         case GaussianMax() | ConfidentGaussianMax() | InteractiveGaussianMax():
             for one, rows in _by_noise(aggregator.noise, answered):

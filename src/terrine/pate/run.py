@@ -1,10 +1,10 @@
 """A PATE run as a folder: each step reads what the one before wrote.
 
-    run.json                 what was asked for (public)
-    owner/                   partition, teachers, votes: private, never leaves the owner's side
-    labels.json              the answers, with their event and how they were given (public)
-    bill.json                the printed bill; its sanitised number is released once and kept (public)
-    student.*                the student, with a copy of the bill beside it (public)
+run.json                 what was asked for (public)
+owner/                   partition, teachers, votes: private, never leaves the owner's side
+labels.json              the answers, with their event and how they were given (public)
+bill.json                the printed bill; its sanitised number is released once and kept (public)
+student.*                the student, with a copy of the bill beside it (public)
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class Data:
             with np.load(source, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
         except (OSError, ValueError) as error:
-            raise InvalidArgument(f"{source}: want an .npz file with x (and y, groups), or mnist, digits, ... ({error})") from None
+            raise InvalidArgument(
+                f"{source}: want an .npz file with x (and y, groups), or mnist, digits, ... ({error})"
+            ) from None
         if "x" not in arrays or (not public and "y" not in arrays):
             raise InvalidArgument(f"{source} holds {sorted(arrays)}: want arrays named x{'' if public else ' and y'}")
         if not np.isfinite(arrays["x"]).all():
@@ -115,7 +117,9 @@ class Run:
         record = self._read("run.json")
         deal = Partition.load(self.owner / "partition.json")
         if data.labels is None or len(data.inputs) != len(deal.assignment):
-            raise InvalidArgument(f"{len(data.inputs)} examples: the split was made for {len(deal.assignment)}; use the same data")
+            raise InvalidArgument(
+                f"{len(data.inputs)} examples: the split was made for {len(deal.assignment)}; use the same data"
+            )
         from terrine.pate import teachers
 
         folder, classes = self.owner / "teachers", int(record["classes"])
@@ -195,7 +199,9 @@ class Run:
             if stored["delta"] == delta and (stored["epsilon_sanitised"] is not None or not sanitise):
                 return stored
             if stored["epsilon_sanitised"] is not None:
-                raise InvalidArgument(f"the bill was released at delta {stored['delta']}: want that one; again would cost again")
+                raise InvalidArgument(
+                    f"the bill was released at delta {stored['delta']}: want that one; again would cost again"
+                )
         record = self._read("labels.json")
         answers = self.answers()
         rule = made(record["aggregator"], record["fields"], queries=len(answers.labels))
@@ -208,11 +214,15 @@ class Run:
     ) -> tuple[Any, Path]:
         """Train the student on public inputs and the answers."""
         if not (self.folder / "bill.json").exists():
-            raise InvalidArgument(f"{self.folder} has no bill: want terrine pate bill first, so that the student carries it")
+            raise InvalidArgument(
+                f"{self.folder} has no bill: want terrine pate bill first, so that the student carries it"
+            )
         classes = int(self._read("run.json")["classes"])
         labels = self.answers().labels
         if len(public.inputs) < len(labels):
-            raise InvalidArgument(f"{len(public.inputs)} public inputs for {len(labels)} answers: want the ones voted on")
+            raise InvalidArgument(
+                f"{len(public.inputs)} public inputs for {len(labels)} answers: want the ones voted on"
+            )
         every = np.full(len(public.inputs), -1, dtype=np.int64)
         every[: len(labels)] = labels
         from terrine.pate import student

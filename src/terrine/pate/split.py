@@ -1,10 +1,10 @@
 """Who teaches whom: examples dealt out to teachers so that one unit of private data reaches one teacher.
 
-A `Partition` names one teacher for each example, so teachers cannot overlap; dealt by person, all of a person's examples
-go to the same teacher. The deal depends on public things alone (the number of units, of teachers, and a seed):
+A `Partition` names one teacher for each example, so teachers cannot overlap; dealt by person, all of a person's
+examples go to the same teacher. The deal depends on public things alone (the number of units, of teachers, and a seed):
 replacing one unit by another changes the data of exactly one teacher. That is why PATE's events are stated under
-replace-one. `Subsampled` is M_samp's deal [BTT18]: every teacher draws its own random part, and no example may fall into
-more than 2 x rate x teachers of them.
+replace-one. `Subsampled` is M_samp's deal [BTT18]: every teacher draws its own random part, and no example may fall
+into more than 2 x rate x teachers of them.
 """
 
 from __future__ import annotations

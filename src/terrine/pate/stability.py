@@ -1,7 +1,7 @@
 """Answers that are exact where they are stable: M_stab, M_samp and M_svec on the teachers' plurality [BTT18].
 
-The plurality cannot change before d + 1 people have moved the gap between the first two counts, each by at most 2c (c: the
-teachers that one person reaches, 1 for disjoint ones):
+The plurality cannot change before d + 1 people have moved the gap between the first two counts, each by at most 2c
+(c: the teachers that one person reaches, 1 for disjoint ones):
 
     d = max(0, floor((gap - 1) / 2c)).
 
@@ -42,7 +42,8 @@ def distances(counts: Integers, *, reach: int = 1) -> Integers:
     """How many people the plurality of each row surely survives, each moving up to `reach` votes."""
     falling = np.sort(counts, axis=1)[:, ::-1]
     gap = falling[:, 0] - falling[:, 1]
-    return np.maximum(0, (gap - 1) // (2 * reach))
+    surely: Integers = np.maximum(0, (gap - 1) // (2 * reach))
+    return surely
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,11 @@ def _least_scale(epsilon: float, delta: float, times: int) -> float:
         return Repeated(PureDP(epsilon=2 / scale), times=times)
 
     widest = 8 * (math.sqrt(times * math.log(1 / delta)) + times * epsilon) / epsilon + 2 * times
-    return accounting.calibrate(family, Budget(epsilon, delta), over=Search(1 / epsilon, widest, private_end_is_high=True))
+    return accounting.calibrate(
+        family,
+        Budget(epsilon, delta),
+        over=Search(1 / epsilon, widest, 2 * math.sqrt(times) / epsilon, private_end_is_high=True),
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -248,7 +253,9 @@ def _least_threshold(scale: float, chance: float) -> int:
 
     def passed(bar: int) -> float:
         over = (bar + grid).astype(float)
-        upper = np.where(over > 0, half ** np.maximum(over, 0) / (1 + half), 1 - half ** (1 - np.minimum(over, 1)) / (1 + half))
+        upper = np.where(
+            over > 0, half ** np.maximum(over, 0) / (1 + half), 1 - half ** (1 - np.minimum(over, 1)) / (1 + half)
+        )
         return float(np.sum(weights * upper)) * (1 + 1e-9) + 2 * ratio**reach
 
     low, high = 0, 4 * reach

@@ -79,7 +79,7 @@ class Stack:
                 models.append(build())
         if any(True for _ in models[0].buffers()):
             raise InvalidArgument(
-                f"{type(models[0]).__name__} has buffers (batch norm?): want a module with parameters only; use GroupNorm"
+                f"{type(models[0]).__name__} has buffers (batch norm?): want parameters only; use GroupNorm"
             )
         names = [name for name, _ in models[0].named_parameters()]
         stacked = {name: torch.stack([dict(one.named_parameters())[name].detach() for one in models]) for name in names}
@@ -101,9 +101,7 @@ class Stack:
         """Logits (models, examples, classes) of every model on the same inputs."""
         was, _ = self.template.training, self.template.eval()
         try:
-            parts = [
-                self.forward(part.unsqueeze(0).expand(len(self), *part.shape)) for part in x.split(chunk)
-            ]
+            parts = [self.forward(part.unsqueeze(0).expand(len(self), *part.shape)) for part in torch.split(x, chunk)]
         finally:
             self.template.train(was)
         return torch.cat(parts, dim=1)
@@ -115,7 +113,7 @@ class Stack:
             InvalidArgument: a model's output is not a number.
         """
         found = []
-        for part in x.split(chunk):
+        for part in torch.split(x, chunk):
             logits = self.logits(part, chunk)
             if not torch.isfinite(logits).all():
                 broken = (~torch.isfinite(logits)).flatten(1).any(dim=1).nonzero().flatten().tolist()
@@ -217,8 +215,10 @@ def warped(x: Tensor, strength: float, generator: np.random.Generator) -> Tensor
     rows = [[zoom_x * cosine, shear_x - sine, 0 * angle], [shear_y + sine, zoom_y * cosine, 0 * angle]]
     maps = torch.from_numpy(np.array(rows).transpose(2, 0, 1)).to(x.dtype)
     moved = [
-        functional.grid_sample(part, functional.affine_grid(theta, list(part.shape), align_corners=False), align_corners=False)
-        for part, theta in zip(x.split(1024), maps.split(1024), strict=True)
+        functional.grid_sample(
+            part, functional.affine_grid(theta, list(part.shape), align_corners=False), align_corners=False
+        )
+        for part, theta in zip(torch.split(x, 1024), torch.split(maps, 1024), strict=True)
     ]
     return torch.cat(moved)
 

@@ -1,7 +1,7 @@
 """The student: an ordinary model, trained on public inputs and the answers that were paid for.
 
-Whatever a student does with answers is post-processing: training longer, choosing what to ask next by its own doubts, or
-learning from inputs nobody labelled costs nothing. `labels` holds a class for each input, or -1 (`ABSTAINED`).
+Whatever a student does with answers is post-processing: training longer, choosing what to ask next by its own doubts,
+or learning from inputs nobody labelled costs nothing. `labels` holds a class for each input, or -1 (`ABSTAINED`).
 
     Supervised          cross-entropy on the labelled inputs
     Consistency         [SBL20] confident predictions on lightly moved inputs teach heavily moved ones
@@ -150,7 +150,8 @@ class FeatureMatching:
         """The generator's loss: mean features of made inputs as of real ones."""
         inner = step.model[:-1] if isinstance(step.model, nn.Sequential) else step.model
         gap = inner(step.unlabelled).mean(dim=0).detach() - inner(made).mean(dim=0)
-        return gap.square().mean()
+        matched: Tensor = gap.square().mean()
+        return matched
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build()
-        game = _Game(method, model, tuple(inputs.shape[1:]), plan) if isinstance(method, FeatureMatching) else None
+        game = _Game(method, tuple(inputs.shape[1:]), plan) if isinstance(method, FeatureMatching) else None
         generator = np.random.default_rng([seed, 3])
         mean = copy.deepcopy(model)
         optimiser = torch.optim.AdamW(model.parameters(), lr=plan.rate, weight_decay=plan.weight_decay)
@@ -214,7 +215,7 @@ def train(
 def probabilities(model: nn.Module, inputs: Tensor, chunk: int = 512) -> NDArray[np.float64]:
     """The model's class probabilities (inputs, classes)."""
     model.eval()
-    found = [functional.softmax(model(part).double(), dim=1) for part in inputs.split(chunk)]
+    found = [functional.softmax(model(part).double(), dim=1) for part in torch.split(inputs, chunk)]
     return torch.cat(found).numpy()
 
 
@@ -267,7 +268,7 @@ def load(build: Build, path: Path) -> nn.Module:
 class _Game:
     """The generator and its optimiser, beside the classifier's."""
 
-    def __init__(self, method: FeatureMatching, model: nn.Module, shape: tuple[int, ...], course: Course) -> None:
+    def __init__(self, method: FeatureMatching, shape: tuple[int, ...], course: Course) -> None:
         self.method, self.count = method, course.unlabelled
         self.maker = method.generator(shape)
         self.optimiser = torch.optim.Adam(self.maker.parameters(), lr=method.rate * 3, betas=(0.5, 0.999))
@@ -292,12 +293,13 @@ def _moved(x: Tensor, warp: float, shift: int, step: Step) -> Tensor:
 
 def _unit(direction: Tensor) -> Tensor:
     length = direction.flatten(1).norm(dim=1).clamp_min(1e-12)
-    return direction / length.view(-1, *[1] * (direction.dim() - 1))
+    unit: Tensor = direction / length.view(-1, *[1] * (direction.dim() - 1))
+    return unit
 
 
 @torch.no_grad()
 def _average(mean: nn.Module, model: nn.Module, keep: float) -> None:
     for old, new in zip(mean.parameters(), model.parameters(), strict=True):
         old.lerp_(new, 1 - keep)
-    for old, new in zip(mean.buffers(), model.buffers(), strict=True):
-        old.copy_(new)
+    for kept, now in zip(mean.buffers(), model.buffers(), strict=True):
+        kept.copy_(now)

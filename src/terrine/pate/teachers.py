@@ -143,7 +143,9 @@ def train_modules(
     stacks: dict[int, Stack] = {}
     failures: dict[int, str] = {}
     work = (
-        joblib.delayed(_train_block)(build, *_chosen(inputs, targets, parts[start : start + block]), recipe, start, seed)
+        joblib.delayed(_train_block)(
+            build, *_chosen(inputs, targets, parts[start : start + block]), recipe, start, seed
+        )
         for start in todo
     )
     for done, (start, parameters, failure) in enumerate(joblib.Parallel(n_jobs=jobs, return_as="generator")(work), 1):
@@ -234,7 +236,7 @@ def _chosen(
 
     chosen = torch.from_numpy(np.concatenate(parts))
     edges = np.cumsum([len(part) for part in parts])[:-1]
-    return inputs[chosen], targets[chosen], [part for part in np.split(np.arange(len(chosen)), edges)]
+    return inputs[chosen], targets[chosen], list(np.split(np.arange(len(chosen)), edges))
 
 
 def _train_block(

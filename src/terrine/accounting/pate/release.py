@@ -1,7 +1,7 @@
 """Releasing the vote-dependent bill itself: Gaussian noise scaled to its smooth sensitivity [PSM18] [NRS07].
 
-With S a b-smooth bound on f's sensitivity, f(D) + s S(D) N(0, 1) is compared with the same on a neighbour: two Gaussians
-whose means differ by at most the smaller S and whose deviations differ by a factor r between e^-b and e^b. Their
+With S a b-smooth bound on f's sensitivity, f(D) + s S(D) N(0, 1) is compared with the same on a neighbour: two
+Gaussians whose means differ by at most the smaller S and whose deviations differ by a factor r between e^-b and e^b. Their
 divergence at order a is, with V = 1 - a + a r^2 > 0,
 
     a min(1, r)^2 / (2 s^2 V) + (2 a log r - log V) / (2 (a - 1)),
@@ -10,7 +10,8 @@ and grows as r leaves 1 on either side, so its two ends bound it. (The published
 than this near a = 1/(2b), where V comes close to 0; what is charged here is the divergence itself.)
 
 Noise can push the number below the truth, so what is printed is shifted up first: f + c S has sensitivity at most
-(1 + c (e^b - 1)) S =: S', itself b-smooth, and c S = z s S' makes the printed number too low with probability Pr[N > z].
+(1 + c (e^b - 1)) S =: S', itself b-smooth, and c S = z s S' makes the printed number too low with probability
+Pr[N > z].
 """
 
 from __future__ import annotations

@@ -33,7 +33,6 @@ from terrine.accounting.pate.gaussian_max import (
     counts,
     holds,
     log_beaten,
-    log_rare,
     log_wrong,
     threshold_rdp,
 )
