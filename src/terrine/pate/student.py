@@ -288,7 +288,10 @@ class _Game:
 
 
 def _moved(x: Tensor, warp: float, shift: int, step: Step) -> Tensor:
-    return shifted(warped(x, warp, step.generator), shift, step.generator) if step.images else x
+    if not step.images:
+        return x
+    most = min(shift, x.shape[-1] // 9)  # a shift of two pixels is much in a small image
+    return shifted(warped(x, warp, step.generator), most, step.generator)
 
 
 def _unit(direction: Tensor) -> Tensor:
