@@ -3,8 +3,8 @@
     python benchmarks/pate_analysis.py [--rounds 7] [--json FILE]
 
 The figures to beat are those of the published research code on a machine of the same kind: local sensitivity of the
-Gaussian maximum at one order 5.3 s (250 teachers, 10 classes) and 327 s (5,000 teachers, 150 classes), divergences at 298
-orders 0.2 s. `loop` is the same formula one query at a time, in this file, on this machine, now.
+Gaussian maximum at one order 5.3 s (250 teachers, 10 classes) and 327 s (5,000 teachers, 150 classes), divergences at
+298 orders 0.2 s. `loop` is the same formula one query at a time, in this file, on this machine, now.
 """
 
 from __future__ import annotations

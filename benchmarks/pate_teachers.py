@@ -2,8 +2,8 @@
 
     python benchmarks/pate_teachers.py [--teachers 250] [--sequence 12] [--epochs 10] [--jobs 2] [--json FILE]
 
-Together: stacked, in blocks, one process of one thread to a core. In sequence: ordinary torch modules, torch's Adam and
-torch's own threads, one teacher after the other; timed on `--sequence` teachers spread over the run and scaled up, since
+Together: stacked, in blocks, one process of one thread to a core. In sequence: ordinary torch modules, torch's Adam
+and torch's own threads, one teacher after the other; timed on `--sequence` teachers spread over the run and scaled up, since
 all teachers cost the same. Both use the same examples, lots, learning rates and shifts. Where other programs
 share the machine, compare the CPU seconds: wall time then measures them too.
 """
@@ -63,7 +63,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--block", type=int, default=25)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--train", type=int, default=0, help="train only so many of the teachers together, and scale up")
+    parser.add_argument(
+        "--train", type=int, default=0, help="train only so many of the teachers together, and scale up"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     images = datasets.mnist()

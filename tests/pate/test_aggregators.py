@@ -71,7 +71,12 @@ def test_no_pair_of_neighbouring_votes_refutes_the_claim(name, pair):
     rule, rng = RULES[name], Seeded(11)
     delta = 0.0 if name == "laplace" else 1e-2
     claim = 2 / rule.noise if name == "laplace" else accounting.epsilon(rule.event(1), delta=delta * (1 + 1e-9))
-    found = lower_bound(lambda row, count: _runs(rule, row, count, rng), *pair, trials=2_000 if name == "sparse" else 30_000, delta=delta)
+    found = lower_bound(
+        lambda row, count: _runs(rule, row, count, rng),
+        *pair,
+        trials=2_000 if name == "sparse" else 30_000,
+        delta=delta,
+    )
     assert not found.refutes(claim)
 
 
@@ -186,7 +191,10 @@ def test_a_plan_of_few_answers_costs_less_and_is_kept():
 def test_noise_may_differ_from_query_to_query():
     rule = pate.GaussianMax([1.0, 1.0, 50.0])
     same = events.Composed(
-        [events.Repeated(pate.GaussianMax(1.0).event(1), times=2), events.Repeated(pate.GaussianMax(50.0).event(1), times=1)]
+        [
+            events.Repeated(pate.GaussianMax(1.0).event(1), times=2),
+            events.Repeated(pate.GaussianMax(50.0).event(1), times=1),
+        ]
     )
     assert accounting.epsilon(rule.event(3), delta=1e-5) == pytest.approx(accounting.epsilon(same, delta=1e-5))
     assert len(rule.answer(votes_of([30, 5, 5], [30, 5, 5], [30, 5, 5]), rng=Seeded(0)).labels) == 3
@@ -227,7 +235,7 @@ def test_teachers_that_share_data_are_refused():
 def test_the_distance_is_how_many_votes_the_plurality_survives():
     from terrine.pate.stability import distances
 
-    for first in range(0, 21):
+    for first in range(21):
         row = np.array([first, 20 - first])
         survives = 0
         while _keeps(row, survives + 1):

@@ -84,7 +84,7 @@ def test_the_sealed_number_goes_into_the_ledger_before_the_release():
             seen.append((event, sealed))
 
     found = billed(pate.GaussianMax(25.0), draw(0.95), account=Book())
-    (event, sealed), = seen
+    ((event, sealed),) = seen
     assert json.loads(sealed)["pate-data-dependent-epsilon"] == found.sealed.unsafe_open()
     assert accounting.epsilon(event, delta=1e-5) > 0
 

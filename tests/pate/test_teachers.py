@@ -152,7 +152,11 @@ def test_a_teacher_that_fails_is_named_and_the_others_are_kept(tmp_path, digits)
 
 @pytest.mark.parametrize(
     ("labels", "classes", "why"),
-    [([0, 1, 0, 1], 3, r"no teacher has seen classes \[2\]"), ([0, 1, 5, 1], 3, r"0 \.\. 2"), ([0, 0, 0, 0], 1, "classes")],
+    [
+        ([0, 1, 0, 1], 3, r"no teacher has seen classes \[2\]"),
+        ([0, 1, 5, 1], 3, r"0 \.\. 2"),
+        ([0, 0, 0, 0], 1, "classes"),
+    ],
 )
 def test_labels_that_cannot_be_taught_are_refused(labels, classes, why):
     with pytest.raises(InvalidArgument, match=why):
@@ -229,7 +233,9 @@ def test_a_student_is_saved_with_its_bill(tmp_path, tensors):
 def test_digits_end_to_end(digits):
     flat, test = (one.reshape(len(one), -1) / 255 for one in (digits.train, digits.test))
     deal = pate.split(1200, 60, seed=0)
-    trained = teachers.train_estimators(LogisticRegression(C=10), flat[:1200], digits.train_labels[:1200], deal, classes=10)
+    trained = teachers.train_estimators(
+        LogisticRegression(C=10), flat[:1200], digits.train_labels[:1200], deal, classes=10
+    )
     votes = trained.votes(flat[1200:], classes=10)
     rule = pate.GaussianMax(8.0)
     answers = rule.answer(votes, rng=Seeded(0))
