@@ -3,9 +3,9 @@
     python benchmarks/pate_teachers.py [--teachers 250] [--sequence 12] [--epochs 10] [--jobs 2] [--json FILE]
 
 Together: stacked, in blocks, one process of one thread to a core. In sequence: ordinary torch modules, torch's Adam
-and torch's own threads, one teacher after the other; timed on `--sequence` teachers spread over the run and scaled up, since
-all teachers cost the same. Both use the same examples, lots, learning rates and shifts. Where other programs
-share the machine, compare the CPU seconds: wall time then measures them too.
+and torch's own threads, one teacher after the other; timed on `--sequence` teachers and scaled up, since all teachers
+cost the same. Both use the same examples, lots, learning rates and shifts. Where other programs share the machine,
+compare the CPU seconds: wall time then measures them too.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 _PACKAGES = frozenset({"accounting", "errors", "events", "mechanisms", "pate", "datasets"})
 
-__all__ = ["__version__", "accounting", "datasets", "errors", "events", "mechanisms"]
+__all__ = ["__version__", "accounting", "datasets", "errors", "events", "mechanisms", "pate"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import sys
 import tomllib
@@ -231,9 +232,8 @@ def _account(url: str | None, name: str | None) -> Iterator[Any]:
         return
     if name is None:
         raise InvalidArgument("--ledger without --account: want the account to charge")
-    from terrine.ledger import Ledger as Book
-
-    with Book.open(url) as book:
+    book = importlib.import_module("terrine.ledger").Ledger.open(url)
+    with book:
         yield book.account(name)
 
 
