@@ -15,7 +15,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PACKAGES = frozenset({"accounting", "errors", "events", "mechanisms"})
+_PACKAGES = frozenset({"accounting", "errors", "events", "mechanisms", "pate", "datasets"})
 
 __all__ = ["__version__", "accounting", "errors", "events", "mechanisms"]
 _PACKAGES = frozenset({"accounting", "errors", "events", "ledger"})
@@ -24,6 +24,7 @@ __all__ = ["__version__", "accounting", "errors", "events", "ledger"]
 _PACKAGES = frozenset({"accounting", "errors", "events", "sgd"})
 
 __all__ = ["__version__", "accounting", "errors", "events", "sgd"]
+__all__ = ["__version__", "accounting", "datasets", "errors", "events", "mechanisms", "pate"]
 
 
 def __getattr__(name: str) -> ModuleType:
