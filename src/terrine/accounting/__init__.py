@@ -5,11 +5,13 @@
     profile(event)                  the whole curve, and the best attack it allows
     calibrate(family, budget)       the parameter that spends a budget
 
-One module holds each classical method, so that they can be compared: `composition`, `amplification`, `moments`, `renyi`.
+One module holds each classical method, so that they can be compared: `composition`, `amplification`, `moments`,
+`renyi`.
 """
 
 from terrine.accounting.calibrate import NOISE, RATE, STEPS, calibrate
 from terrine.accounting.certified import Bounds
+from terrine.accounting.profile import Profile, profile
 from terrine.accounting.tightest import bounds, delta, epsilon
 
-__all__ = ["NOISE", "RATE", "STEPS", "Bounds", "bounds", "calibrate", "delta", "epsilon"]
+__all__ = ["NOISE", "RATE", "STEPS", "Bounds", "Profile", "bounds", "calibrate", "delta", "epsilon", "profile"]

@@ -1,7 +1,9 @@
 """The certified accountant: an event in, a proven enclosure of epsilon or delta out.
 
-An event is flattened into independent losses that add up; closed forms are used where they exist, and `inversion` elsewhere.
-Under add/remove neighbours the cost is the worse of two directions (the unit is there, or it is not), under replace-one of one.
+An event is flattened into independent losses that add up; closed forms are used where they exist, and `inversion`
+elsewhere.
+Under add/remove neighbours the cost is the worse of two directions (the unit is there, or it is not), under
+replace-one of one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from terrine.accounting.inversion import (
     saddle,
     saddle_at,
 )
-from terrine.accounting.loss_distribution import Cells, Side, lower, pair, upper
+from terrine.accounting.loss_distribution import LARGEST_LISTED, Cells, Side, lower, pair, upper
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
     Composed,
@@ -53,7 +55,6 @@ _FINE = 0.0134
 _COARSE = 0.15
 _PRECISION = 1e-5
 _TAIL = 1e-5
-_LISTED = 30.0
 _STEEP = 50.0
 
 
@@ -67,10 +68,22 @@ def epsilon(event: Event, *, delta: float) -> float:
     return _Account(event).epsilon(delta, upper)
 
 
-def delta(event: Event, *, epsilon: float) -> float:
-    """The tightest proven upper bound on delta at `epsilon`."""
+def delta(event: Event, *, epsilon: float, near: float | None = None) -> float:
+    """The tightest proven upper bound on delta at `epsilon`; it comes faster, and no less proven, if it is about
+    `near`."""
     epsilon = check.not_negative("epsilon", epsilon)
-    return _Account(event).delta(epsilon, upper)
+    return _Account(event).delta(epsilon, upper, near)
+
+
+def estimate_log_delta(event: Event, *, epsilon: float, near: float) -> float:
+    """log of a rough delta, in a millisecond: for searches, never to be reported."""
+    account = _Account(event)
+    if account.closed_form is not None:
+        return math.log(max(account.closed_form.delta(epsilon, upper), 1e-300))
+    coarse = account.composition(upper, _COARSE, near, forward=True)
+    if epsilon >= coarse.largest:
+        return -690.0
+    return log_saddle_delta(coarse, saddle_at(coarse, epsilon), epsilon)
 
 
 def bounds(event: Event, *, delta: float) -> Bounds:
@@ -123,14 +136,17 @@ class _Account:
     """One event, flattened, and its compositions at each fineness."""
 
     def __init__(self, event: Event) -> None:
-        leaves: Counter[Event] = Counter()
+        self.mu_squared = 0.0
+        self.lattice: Counter[DiscreteGaussian] = Counter()
+        self.others: Counter[Event] = Counter()
         for leaf, times in _leaves(event, 1):
-            leaves[leaf] += times
-        self.mu_squared = sum(times / leaf.noise**2 for leaf, times in leaves.items() if isinstance(leaf, Gaussian))
-        self.lattice = {leaf: times for leaf, times in leaves.items() if _is_lattice(leaf)}
-        self.others = {
-            leaf: times for leaf, times in leaves.items() if not isinstance(leaf, Gaussian) and leaf not in self.lattice
-        }
+            match leaf:
+                case Gaussian(noise=noise):
+                    self.mu_squared += times / noise**2
+                case DiscreteGaussian(noise=noise, sensitivity=steps) if noise * steps > LARGEST_LISTED:
+                    self.lattice[leaf] += times
+                case _:
+                    self.others[leaf] += times
 
     @property
     def closed_form(self) -> _SampledGaussian | None:
@@ -191,7 +207,7 @@ class _Account:
             return min(found, fine.largest)
         return max(found, _from_largest(fine, delta))
 
-    def delta(self, epsilon: float, side: Side) -> float:
+    def delta(self, epsilon: float, side: Side, near: float | None = None) -> float:
         if self.closed_form is not None:
             return self.closed_form.delta(epsilon, side)
         best = 0.0
@@ -200,28 +216,31 @@ class _Account:
                 coarse = self.composition(side, _COARSE, best, forward)
                 if _coarse_delta(coarse, epsilon, best) <= best:
                     continue
-            best = max(best, self._delta(epsilon, side, forward))
+            best = max(best, self._delta(epsilon, side, forward, near))
         return best
 
-    def _delta(self, epsilon: float, side: Side, forward: bool) -> float:
-        """One direction. What may be neglected depends on delta itself, so a coarse bound is refined until it settles."""
-        guess, scout = 1e-6, self.composition(side, _COARSE, 1e-6, forward)
+    def _delta(self, epsilon: float, side: Side, forward: bool, near: float | None) -> float:
+        """One direction. What may be neglected depends on delta itself, so a coarse bound is refined until it
+        settles."""
+        scale = near or 1e-6
         for _ in range(6):
+            scout = self.composition(side, _COARSE, scale, forward)
             if epsilon >= scout.largest:
                 return 0.0
             tilt = saddle_at(scout, epsilon)
             if tilt * epsilon > _STEEP:
-                scout = self.composition(side, _FINE, guess, forward)
+                scout = self.composition(side, _FINE, scale, forward)
                 tilt = saddle_at(scout, epsilon)
-            settings = choose(scout, tilt, epsilon, guess, 1e-3)
-            value = min(0.5, max(Inversion(scout, settings, True, guess, epsilon)(epsilon), 1e-250))
-            if value >= guess / 10:
+            if near:
                 break
-            guess = value
-            scout = self.composition(side, _COARSE, guess, forward)
-        fine = self.composition(side, _FINE, guess, forward)
-        settings = choose(scout, saddle_at(scout, epsilon), epsilon, guess, _PRECISION)
-        value = Inversion(fine, settings, side is upper, guess, epsilon)(epsilon)
+            settings = choose(scout, tilt, epsilon, scale, 1e-3)
+            value = min(0.5, max(Inversion(scout, settings, True, scale, epsilon)(epsilon), 1e-250))
+            if value >= scale / 10:
+                break
+            scale = value
+        fine = self.composition(side, _FINE, scale, forward)
+        settings = choose(scout, tilt, epsilon, scale, _PRECISION)
+        value = Inversion(fine, settings, side is upper, scale, epsilon)(epsilon)
         return min(1.0, value) if side is upper else max(0.0, value)
 
 
@@ -244,14 +263,10 @@ def _leaves(event: Event, times: int) -> Iterator[tuple[Event, int]]:
             yield from _leaves(inner, times)
         case NonPrivate():
             raise UnsupportedEvent(event, by="the certified accountant", hint="no finite epsilon covers it")
-        case PoissonSampled(event=inner, rate=1.0) if event.neighbours is event.neighbours.ADD_REMOVE:
+        case PoissonSampled(event=inner, rate=1.0, neighbours=Neighbours.ADD_REMOVE):
             yield from _leaves(inner, times)
         case _:
             yield event, times
-
-
-def _is_lattice(leaf: Event) -> bool:
-    return isinstance(leaf, DiscreteGaussian) and leaf.noise * leaf.sensitivity > _LISTED
 
 
 def _root(curve: Inversion, delta: float, guess: float, is_upper: bool) -> float:

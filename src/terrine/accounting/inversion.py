@@ -4,16 +4,20 @@ The losses of a composition add up, so with M the moment function of the sum, fo
 
     delta(e) = E[(1 - e^(e-L))_+] = 1/(2 pi i) * integral over Re z = c of  M(z) e^(-ez) / (z (z+1)) dz.
 
-Summed at points c + ikD instead of integrated, this gives delta(e) plus the terms e^(2 pi k c/D) delta(e + 2 pi k/D), k != 0: all
+Summed at points c + ikD instead of integrated, this gives delta(e) plus the terms e^(2 pi k c/D) delta(e + 2 pi k/D),
+k != 0: all
 positive, so the sum is an upper bound as it stands; for a lower bound they are bounded by Chernoff and subtracted.
 
-The integrand must also be cut off. So (1 - e^(e-L))_+ is replaced by a smooth function whose transform falls like exp(-b^2 t^2/2):
+The integrand must also be cut off. So (1 - e^(e-L))_+ is replaced by a smooth function whose transform falls like
+exp(-b^2 t^2/2):
 
-- upper: its mean over e + N(-b^2/2, b^2), which is larger because it is convex in e^e (it amounts to composing with one more
+- upper: its mean over e + N(-b^2/2, b^2), which is larger because it is convex in e^e (it amounts to composing with
+  one more
   Gaussian mechanism of mu = b);
 - lower: (1 - e^(e-L)) Phi((L-e)/b), the advantage of one particular randomised test.
 
-Both differ from the truth by O(b^2). Beyond the frequencies that are summed, |M(c+it)| <= M(c) and that decay bound the rest;
+Both differ from the truth by O(b^2). Beyond the frequencies that are summed, |M(c+it)| <= M(c) and that decay bound
+the rest;
 in between, a bound on |M| from pairs of nearby losses lets long stretches be skipped.
 """
 
@@ -59,7 +63,8 @@ class Part:
 class Composition:
     """Everything that happened, ready to be summed.
 
-    `gaussian` is the total mu^2 of Gaussian mechanisms; `lattice` that of discrete Gaussians, whose moment function is the
+    `gaussian` is the total mu^2 of Gaussian mechanisms; `lattice` that of discrete Gaussians, whose moment function
+    is the
     Gaussian one up to frequency `lattice_limit` but recurs beyond it.
     """
 
@@ -157,7 +162,8 @@ class Settings:
 
 
 def saddle(composition: Composition, delta: float) -> tuple[float, float]:
-    """The tilt and the epsilon at which the saddle-point estimate of delta is the one asked for. An estimate, no bound."""
+    """The tilt and the epsilon at which the saddle-point estimate of delta is the one asked for. An estimate, no
+    bound."""
 
     def at(log_tilt: float) -> float:
         c = math.exp(log_tilt)
@@ -177,7 +183,8 @@ def saddle(composition: Composition, delta: float) -> tuple[float, float]:
 
 
 def log_saddle_delta(composition: Composition, tilt: float, epsilon: float) -> float:
-    """log of the saddle-point estimate of delta: the integrand at the tilt times its Gaussian width. An estimate, no bound."""
+    """log of the saddle-point estimate of delta: the integrand at the tilt times its Gaussian width. An estimate, no
+    bound."""
     value, _, bend = composition.cumulants(tilt)
     bend += 1 / tilt**2 + 1 / (tilt + 1) ** 2
     return value - tilt * epsilon - math.log(tilt * (tilt + 1)) - 0.5 * math.log(2 * math.pi * bend)
@@ -217,9 +224,9 @@ def choose(composition: Composition, tilt: float, epsilon: float, delta: float, 
     def dearness(i: int) -> float:
         """log of the number of terms, and of how far rounding would rise above a small share of delta."""
         size = float(values[i, 0]) - tilts[i] * epsilon + math.log(rounding + 1e-300) - math.log1p(tilts[i])
-        return math.log(candidates[i].period * candidates[i].last) + 3 * max(0.0, size - floor)
+        return math.log(candidates[i].period * candidates[i].last) + 3 * max(0.0, float(size) - floor)
 
-    return candidates[min(range(tilts.size), key=dearness)]
+    return candidates[min(range(len(candidates)), key=dearness)]
 
 
 def _settings(
@@ -258,8 +265,8 @@ class Inversion:
         stretches = [_Stretch(part, now.tilt) for part in composition.parts]
         stop, self.rest = self._where_to_stop(stretches)
         count = math.ceil(stop / now.step) + 1
-        t = now.step * np.arange(count)
-        z = now.tilt + 1j * t
+        t: Floats = now.step * np.arange(count, dtype=float)
+        z: Complexes = np.asarray(now.tilt + 1j * t, dtype=complex)
         log_value = self._smooth_part(z)
         doubt = np.zeros(count)
         for stretch in stretches:
@@ -270,7 +277,7 @@ class Inversion:
         kernel = self._kernel(z)
         weight = np.full(count, now.step / math.pi)
         weight[0] /= 2
-        self.log_size = log_value.real + np.log(np.abs(kernel) * weight)
+        self.log_size = np.asarray(log_value.real + np.log(np.abs(kernel) * weight), dtype=float)
         self.angle = log_value.imag + np.angle(kernel)
         self.doubt = doubt
         self.frequency = t
@@ -284,8 +291,12 @@ class Inversion:
         angle = self.angle - self.frequency * epsilon
         size = np.exp(log_size)
         total = float(size @ np.cos(angle))
-        rounding = 16 * _U * (4 + np.abs(self.angle) + self.frequency * epsilon + np.abs(self.log_size) + now.tilt * epsilon)
-        doubt = float(np.exp(np.minimum(log_size + self.doubt, 600.0)) @ -np.expm1(-self.doubt)) + float(size @ rounding)
+        rounding = (
+            16 * _U * (4 + np.abs(self.angle) + self.frequency * epsilon + np.abs(self.log_size) + now.tilt * epsilon)
+        )
+        doubt = float(np.exp(np.minimum(log_size + self.doubt, 600.0)) @ -np.expm1(-self.doubt)) + float(
+            size @ rounding
+        )
         doubt += math.exp(min(700.0, self.rest - now.tilt * epsilon))
         if self.is_upper:
             return min(1.0, total + doubt + self.composition.escaped)
@@ -318,14 +329,19 @@ class Inversion:
         work = now.last / now.step * max((one.loss.size for one in stretches), default=0)
         while stop > now.step and work > _WORTH_SKIPPING:
             low = stop / 2
-            decay = value + self._log_kernel_between(low, stop) + sum(one.times * one.log_decay(low, stop) for one in stretches)
+            decay = (
+                value
+                + self._log_kernel_between(low, stop)
+                + sum(one.times * one.log_decay(low, stop) for one in stretches)
+            )
             if decay > allowed:
                 break
             stop, beyond = low, float(np.logaddexp(beyond, decay))
         return stop, beyond
 
     def _log_kernel_beyond(self, t: float) -> float:
-        """log of a bound on 1/pi times the integral from t on of |kernel x smooth part|, the latter over its value at c."""
+        """log of a bound on 1/pi times the integral from t on of |kernel x smooth part|, the latter over its value at
+        c."""
         decay = -(self.composition.gaussian + self.settings.blur**2) * t * t / 2
         if self.is_upper:  # |kernel| <= 1/t^2
             return decay + self._blur_at_tilt - math.log(math.pi * t)
@@ -387,7 +403,8 @@ class _Stretch:
     def log_decay(self, low: float, high: float) -> float:
         """log of a bound on |E e^(itL)| over [low, high].
 
-        1 - |.|^2 = E[1 - cos t(L-L')], and 1 - cos x >= 2 x^2 / pi^2 up to pi: count the pairs that fall into one bin of
+        1 - |.|^2 = E[1 - cos t(L-L')], and 1 - cos x >= 2 x^2 / pi^2 up to pi: count the pairs that fall into one bin
+        of
         width pi/high, for which E[(L-L')^2] is twice the bin's variance.
         """
         width = math.pi / high

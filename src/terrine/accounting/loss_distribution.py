@@ -6,7 +6,8 @@ H_a(P||Q) = E_Q[(u - a)_+], with u = dP/dQ. Cut the outcomes into cells and let 
 - its two ends (**upper**: every H_a can only grow, because (u - a)_+ is convex in u; "connect the dots" [DGKKM22]), or
 - its mean u (**lower**: telling only the cell is post-processing, so every H_a can only shrink).
 
-Both survive composition, and both hold the constraint E_Q[u] = 1. Poisson sampling maps u to 1 + q (u - 1) under the same Q,
+Both survive composition, and both hold the constraint E_Q[u] = 1. Poisson sampling maps u to 1 + q (u - 1) under the
+same Q,
 so `excess` = u - 1 is what is stored: it is scaled by q without cancellation.
 """
 
@@ -155,7 +156,7 @@ def pair(event: Event, cells: Cells, side: Side) -> Pair:
             return side(_laplace(1 / noise))
         case DiscreteLaplace(noise=noise, sensitivity=steps):
             return side(_discrete_laplace(1 / noise, steps))
-        case DiscreteGaussian(noise=noise, sensitivity=steps, scalar=True) if noise * steps <= _LARGEST_LISTED:
+        case DiscreteGaussian(noise=noise, sensitivity=steps, scalar=True) if noise * steps <= LARGEST_LISTED:
             return _discrete_gaussian(noise, steps, cells, side)
         case RandomizedResponse(epsilon=value) | PureDP(epsilon=value) | Selection(epsilon=value):
             return _binary(value)  # dominates every pure mechanism [KOV15]
@@ -166,7 +167,7 @@ def pair(event: Event, cells: Cells, side: Side) -> Pair:
             raise UnsupportedEvent(event, by="the certified accountant")
 
 
-_LARGEST_LISTED = 30.0
+LARGEST_LISTED = 30.0
 """Up to this scale the discrete Gaussian's support is listed point by point; above it, see `inversion`."""
 
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(5)
@@ -303,7 +304,7 @@ def _curvature(mu: float) -> float:
 
 def _grid(low: float, high: float, width: float, *, through: float) -> Floats:
     below, above = math.ceil((through - low) / width), math.ceil((high - through) / width)
-    return through + width * np.arange(-below, above + 1)
+    return through + width * np.arange(-below, above + 1, dtype=np.float64)
 
 
 def _columns(weights: Floats, shares: Floats) -> Floats:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
+from terrine.cli import accounting
 from terrine.errors import TerrineError
 
 app = typer.Typer(
@@ -15,6 +17,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command("epsilon")(accounting.epsilon)
+app.command("noise")(accounting.noise)
+app.command("steps")(accounting.steps)
+app.command("compare")(accounting.compare)
 
 
 @app.command()
@@ -25,15 +31,21 @@ def version() -> None:
     typer.echo(__version__)
 
 
-@app.callback()
-def root() -> None:
-    """Learn from private data, and say with a certificate how much the result can tell."""
-
-
 def main() -> None:
     """Run the command line."""
     try:
-        app()
-    except TerrineError as error:
-        typer.echo(f"terrine: {error}", err=True)
-        sys.exit(2)
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        _leave("interrupted", code=130)
+    except (TerrineError, OSError) as error:
+        _leave(str(error), code=2)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a usage error, whichever click typer brings along
+            raise
+        _leave(error.format_message(), code=2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave(message: str, *, code: int) -> NoReturn:
+    typer.echo(f"terrine: {' '.join(message.split())}", err=True)
+    sys.exit(code)

@@ -1,0 +1,61 @@
+"""The whole privacy curve of an event, and what it means for an attacker.
+
+(epsilon, delta)-DP for every point of a curve bounds every test of "was this person there?": at false-positive rate a,
+
+    true-positive rate <= min over epsilon of  min(e^epsilon a + delta,  1 - e^-epsilon (1 - delta - a)).     [DRS22]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from terrine import check
+from terrine.accounting import tightest
+from terrine.events import Event
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Proven points (epsilon, delta), from delta(0) down to a negligible delta."""
+
+    epsilon: Floats
+    delta: Floats
+
+    def true_positive_rate(self, false_positive_rate: ArrayLike) -> Floats:
+        """An upper bound on the best attack's true-positive rate: the trade-off curve, seen from above."""
+        rate = np.asarray(false_positive_rate, dtype=float)[..., None]
+        if np.any((rate < 0) | (rate > 1)) or np.any(np.isnan(rate)):
+            raise check.refuse("false_positive_rate", false_positive_rate, "0 <= rate <= 1")
+        grow = np.exp(np.minimum(self.epsilon, 700.0))
+        best = np.minimum(grow * rate + self.delta, 1 - (1 - self.delta - rate) / grow)
+        bound: Floats = np.clip(best.min(axis=-1), 0.0, 1.0)
+        return bound
+
+    def posterior(self, prior: float) -> float:
+        """How sure anyone can become that a person is in the data, starting from `prior`, but for the least delta's
+        chance."""
+        prior = check.open_unit("prior", prior)
+        odds = np.exp(min(float(self.epsilon[-1]), 700.0)) * prior / (1 - prior)
+        return float(odds / (1 + odds))
+
+
+def profile(event: Event, *, points: int = 33, smallest_delta: float = 1e-12) -> Profile:
+    """The certified curve of `event` at `points` epsilons, evenly spread in log delta.
+
+    Raises:
+        UnsupportedEvent: no accountant can bound some part of the event.
+    """
+    points = check.whole("points", points, at_least=2)
+    at_zero = tightest.delta(event, epsilon=0.0)
+    if at_zero <= 0:
+        return Profile(np.zeros(2), np.zeros(2))
+    deltas = np.geomspace(
+        min(at_zero, 0.9), min(check.open_unit("smallest_delta", smallest_delta), at_zero / 2), points
+    )
+    epsilons = [0.0] + [tightest.epsilon(event, delta=float(value)) for value in deltas[1:]]
+    return Profile(np.array(epsilons), np.concatenate([[at_zero], deltas[1:]]))

@@ -1,0 +1,1 @@
+"""Pictures and pages: what a person looks at."""
