@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting
+from terrine.cli import accounting, pate
 from terrine.errors import TerrineError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("epsilon")(accounting.epsilon)
 app.command("noise")(accounting.noise)
 app.command("steps")(accounting.steps)
 app.command("compare")(accounting.compare)
+app.add_typer(pate.app)
 
 
 @app.command()
