@@ -44,3 +44,7 @@ class MissingExtra(TerrineError, ImportError):
 
 class Halted(TerrineError, RuntimeError):
     """A stream that has given out all it was paid for was asked again."""
+
+
+class OutOfOrder(TerrineError, RuntimeError):
+    """A run was asked for something at the wrong moment; nothing was released."""

@@ -1,0 +1,77 @@
+"""Mean or sum? Found out, not asked: two examples alone against the same two in one lot.
+
+A mean over n examples gives each example's gradient divided by n, a sum gives it whole; anything else, such as a
+loss that compares examples, mixes them, and no clipping of it is private.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from terrine.errors import InvalidArgument
+from terrine.sgd.clipping.examples import Criterion, Lot, part
+from terrine.sgd.clipping.result import Clipped
+
+MIXED = (
+    "the loss of two examples is neither the sum nor the mean of each alone: want a criterion that treats every "
+    'example by itself; reduction="none" is always safe'
+)
+
+
+def reduction_scale(alone: tuple[Clipped, Clipped], together: Clipped, *, tolerance: float = 1e-3) -> str:
+    """Tell "mean" from "sum" by two examples alone against the same two in one lot (all unclipped, scale 1).
+
+    Raises: InvalidArgument where neither explains the lot: the model or the loss mixes examples.
+    """
+    norms = torch.cat([alone[0].norms, alone[1].norms])
+    for reduction, scale in (("sum", 1.0), ("mean", 2.0)):
+        pairs = [(together.sums[n] * scale, alone[0].sums[n] + alone[1].sums[n]) for n in together.sums]
+        if all(_close(a, b, tolerance) for a, b in [(together.norms * scale, norms), *pairs]):
+            return reduction
+    raise InvalidArgument(MIXED)
+
+
+def output_reduction(criterion: Criterion, output: Any, y: Lot, loss: Tensor) -> float:
+    """What undoes the criterion's reduction over this lot: its size for a mean, 1 otherwise."""
+    if loss.dim() > 0:
+        return 1.0
+    leaves = pytree.tree_leaves(y)
+    size = len(leaves[0])
+    if size == 1:
+        return 1.0
+    first, second = _pull(criterion, output, y, 0, 1), _pull(criterion, output, y, 1, 2)
+    both = _pull(criterion, output, y, 0, 2)
+    expected = [torch.cat(pair) for pair in zip(first, second, strict=True)]
+    if all(_close(a, b) for a, b in zip(both, expected, strict=True)):
+        return 1.0
+    if all(_close(2 * a, b) for a, b in zip(both, expected, strict=True)):
+        return float(size)
+    raise InvalidArgument(MIXED)
+
+
+def _pull(criterion: Criterion, output: Any, y: Lot, start: int, stop: int) -> list[Tensor]:
+    """The gradient of the criterion with respect to these examples' outputs."""
+    alone = pytree.tree_map(
+        lambda t: t[start:stop].detach().requires_grad_() if _real(t) else t[start:stop] if _rows(t) else t, output
+    )
+    leaves = [leaf for leaf in pytree.tree_leaves(alone) if _real(leaf) and leaf.requires_grad]
+    loss = criterion(alone, part(y, start, stop))
+    gradients = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True)]
+
+
+def _real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
+
+
+def _rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _close(first: Tensor, second: Tensor, tolerance: float = 1e-4) -> bool:
+    size = max(float(first.abs().max()), float(second.abs().max())) if first.numel() else 0.0
+    return bool(torch.allclose(first, second, rtol=tolerance, atol=tolerance * size + 1e-30, equal_nan=True))
