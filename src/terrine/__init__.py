@@ -15,9 +15,9 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PACKAGES = frozenset({"accounting", "errors", "events", "mechanisms", "pate", "datasets"})
+_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "mechanisms", "pate", "datasets"})
 
-__all__ = ["__version__", "accounting", "datasets", "errors", "events", "mechanisms"]
+__all__ = ["__version__", "accounting", "audit", "datasets", "errors", "events", "mechanisms"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -76,7 +76,10 @@ def summary(scores: Scores, *, confidence: float = 0.95, resamples: int = 1000, 
     tail = (1 - confidence) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
     return Summary(
-        *(Metric(value, min(float(a), value), max(float(b), value)) for value, a, b in zip(point, low, high, strict=True))
+        *(
+            Metric(value, min(float(a), value), max(float(b), value))
+            for value, a, b in zip(point, low, high, strict=True)
+        )
     )
 
 

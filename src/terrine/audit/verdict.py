@@ -76,5 +76,7 @@ def _bound(evidence: Evidence | Finding, delta: float) -> float:
     if not isinstance(evidence, Finding):
         return evidence.bound(delta)
     if delta > evidence.delta:  # epsilon falls as delta grows: a bound at a smaller delta says nothing here
-        raise InvalidArgument(f"delta={delta:g} is claimed, evidence is at {evidence.delta:g}: want it tested at {delta:g}")
+        raise InvalidArgument(
+            f"delta={delta:g} is claimed, evidence is at {evidence.delta:g}: want it tested at {delta:g}"
+        )
     return evidence.epsilon
