@@ -15,7 +15,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PACKAGES = frozenset({"accounting", "errors", "events", "mechanisms", "pate", "datasets"})
+_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "mechanisms", "pate", "datasets"})
 
 __all__ = ["__version__", "accounting", "errors", "events", "mechanisms"]
 _PACKAGES = frozenset({"accounting", "errors", "events", "ledger"})
@@ -25,6 +25,7 @@ _PACKAGES = frozenset({"accounting", "errors", "events", "sgd"})
 
 __all__ = ["__version__", "accounting", "errors", "events", "sgd"]
 __all__ = ["__version__", "accounting", "datasets", "errors", "events", "mechanisms", "pate"]
+__all__ = ["__version__", "accounting", "audit", "datasets", "errors", "events", "mechanisms"]
 
 
 def __getattr__(name: str) -> ModuleType:

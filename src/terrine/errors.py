@@ -50,5 +50,7 @@ class LedgerUnavailable(TerrineError):
 
 class LedgerDamaged(TerrineError):
     """The ledger's records are not what Terrine wrote: nothing was charged and nothing was released."""
+
+
 class OutOfOrder(TerrineError, RuntimeError):
     """A run was asked for something at the wrong moment; nothing was released."""

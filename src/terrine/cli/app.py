@@ -9,6 +9,7 @@ import typer
 
 from terrine.cli import accounting, ledger
 from terrine.cli import accounting, pate
+from terrine.cli import accounting, audit, pate
 from terrine.errors import TerrineError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command("steps")(accounting.steps)
 app.command("compare")(accounting.compare)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(pate.app)
+app.add_typer(audit.app)
 
 
 @app.command()

@@ -1,0 +1,130 @@
+"""Canaries for an audit inside an ordinary private training: nothing is trained twice.
+
+Gradient canaries ("Dirac" canaries of [NHS+23, SNJ23]): canary i stands for an example whose clipped gradient is the
+full clipping bound along one coordinate of the model. It falls into lots as any example does, if its coin says so.
+The attacker watches the released gradients: its score is what they add up to along that coordinate.
+
+    model, optimizer, lots = sgd.make_private(model, optimizer, data, plan)
+    canaries = Canaries.insert(lots, count=500)
+    for x, y in canaries.lots:
+        ...                                            # the loop as it was
+    evidence = canaries.evidence(confidence=0.95)      # audit.verdict(plan.event, evidence)
+
+Mislabelled canaries (`mislabelled`) need no access to gradients: they are examples with a wrong label, in or out of
+the training set by a coin each, scored by the trained model's loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from terrine import check
+from terrine.audit import one_run
+from terrine.audit.scores import Flags, Floats
+from terrine.errors import InvalidArgument, OutOfOrder
+from terrine.sgd import distributed
+from terrine.sgd.clipping import Clipped
+from terrine.sgd.private import Lots
+from terrine.sgd.sampling import Poisson
+
+
+class Canaries:
+    """Gradient canaries in one run: their coins, their coordinates, and the scores so far."""
+
+    def __init__(self, lots: Lots, included: Flags, places: NDArray[np.int64], generator: np.random.Generator) -> None:
+        self._lots, self.included = lots, included
+        self._generator = generator
+        step = lots.run.step
+        ends = np.cumsum([one.numel() for one in step.parameters.values()])
+        owner = np.searchsorted(ends, places, side="right")
+        starts = np.concatenate([[0], ends[:-1]])
+        self._where = {
+            name: (np.flatnonzero(owner == number), torch.from_numpy(places[owner == number] - starts[number]))
+            for number, name in enumerate(step.parameters)
+        }
+        self.scores: Floats = np.zeros(included.size)
+        self._seen = 0
+        self._hook = lots.run.optimizer.register_step_post_hook(self._watch)
+
+    @classmethod
+    def insert(cls, lots: Lots, *, count: int, included: Flags | None = None, seed: int | None = None) -> Canaries:
+        """`count` canaries, each in by a fair coin from the operating system; a `seed` is for tests.
+
+        Raises:
+            InvalidArgument: more canaries than coordinates, or lots that are not Poisson.
+            OutOfOrder: training has begun.
+        """
+        step = lots.run.step
+        size = sum(one.numel() for one in step.parameters.values())
+        if check.whole("count", count) > size:
+            raise check.refuse("count", count, f"at most one to a coordinate, {size}")
+        if not isinstance(step.plan.sampling, Poisson):
+            raise InvalidArgument(
+                f"{type(step.plan.sampling).__name__} lots: want Poisson lots; a coin adds an example"
+            )
+        if step.taken:
+            raise OutOfOrder(f"canaries after {step.taken} steps: want them inserted before the first")
+        generator = np.random.default_rng(seed)
+        if included is None:
+            included = one_run.coins(count) if seed is None else generator.random(count) < 0.5
+        if included.shape != (count,):
+            raise InvalidArgument(f"included: shape {included.shape}; want one flag for each of {count} canaries")
+        return cls(lots, included, generator.permutation(size)[:count].astype(np.int64), generator)
+
+    @property
+    def lots(self) -> Iterator[Any]:
+        """The run's lots, canaries among them."""
+        step = self._lots.run.step
+        filled = -1
+        for batch in self._lots:
+            # Once to a lot, whatever pieces and processes it comes in.
+            if step.taken > filled and distributed.is_first():
+                filled = step.taken
+                step.add(self._contribution())
+            yield batch
+
+    def evidence(self, *, confidence: float = 0.95) -> one_run.OneRun:
+        """Guess which canaries were in, and say what that proves.
+
+        Raises:
+            OutOfOrder: no step has been taken with the canaries.
+        """
+        if not self._seen:
+            raise OutOfOrder("canaries: no step was taken; want a loop over canaries.lots")
+        return one_run.guess(self.scores, self.included, confidence=confidence)
+
+    def _contribution(self) -> Clipped:
+        step = self._lots.run.step
+        drawn = self.included & (self._generator.random(self.included.size) < step.plan.rate)
+        sums: dict[str, Tensor] = {}
+        for name, (owned, places) in self._where.items():
+            parameter = step.parameters[name]
+            total = torch.zeros(parameter.numel(), dtype=torch.promote_types(parameter.dtype, torch.float32))
+            total[places] = step.rule.bound * torch.from_numpy(drawn[owned]).to(total.dtype)
+            sums[name] = total.view(parameter.shape)
+        return Clipped(sums, torch.full((int(drawn.sum()),), step.rule.bound))
+
+    def _watch(self, *_: Any) -> None:
+        if self._lots.run.step.taken == self._seen:
+            return  # a piece that was not the lot's last: nothing was released
+        self._seen = self._lots.run.step.taken
+        for name, (owned, places) in self._where.items():
+            released = self._lots.run.step.parameters[name].grad
+            if released is not None and len(owned):
+                self.scores[owned] += released.detach().reshape(-1)[places].double().numpy()
+
+
+def mislabelled(labels: Tensor, *, canaries: NDArray[np.int64], classes: int, seed: int = 0) -> Tensor:
+    """`labels` with a wrong class, chosen at random, for each of `canaries`."""
+    classes = check.whole("classes", classes, at_least=2)
+    moved = np.random.default_rng(seed).integers(1, classes, size=len(canaries))
+    changed = labels.clone()
+    chosen = torch.from_numpy(np.asarray(canaries, dtype=np.int64))
+    changed[chosen] = (labels[chosen] + torch.from_numpy(moved)) % classes
+    return changed
