@@ -38,7 +38,12 @@ def main() -> None:
         "gaussian": (lambda: gaussian.release(values), lambda: values + rng.normal(scale=3.73, size=values.size)),
         "histogram": (lambda: table.release(whole), lambda: whole + rng.laplace(scale=1.0, size=values.size)),
     }
-    result: dict[str, Any] = {"values": arguments.values, "peer_values": arguments.peer_values, "arrays": {}, "scalars": {}}
+    result: dict[str, Any] = {
+        "values": arguments.values,
+        "peer_values": arguments.peer_values,
+        "arrays": {},
+        "scalars": {},
+    }
     for name, (ours, numpys) in pairs.items():
         result["arrays"][name] = compare(ours, numpys, arguments.rounds)
     peers(result["arrays"], values[: arguments.peer_values], values.size)
@@ -135,7 +140,9 @@ def show(result: dict[str, Any]) -> None:
     for heading in ("", "Terrine", "numpy", "times numpy", "faster than OpenDP", "faster than diffprivlib"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, row in result["arrays"].items():
-        peer = [f"{row[key]:,.0f} x" if (key := f"times_faster_than_{p}") in row else "-" for p in ("opendp", "diffprivlib")]
+        peer = [
+            f"{row[key]:,.0f} x" if (key := f"times_faster_than_{p}") in row else "-" for p in ("opendp", "diffprivlib")
+        ]
         table.add_row(
             name,
             f"{row['terrine_seconds'] * 1e3:.0f} ms",

@@ -1,6 +1,6 @@
 """The average of ratings between 0 and 5: one person can move the sum by 5, so noise of scale 5/epsilon hides it.
 
-    python examples/average_rating.py
+python examples/average_rating.py
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """How often does each of 10,000 first names occur? One private histogram answers for all of them at once.
 
-    python examples/first_names.py
+python examples/first_names.py
 """
 
 import numpy as np

@@ -24,7 +24,15 @@ CODES = (
     range(10, 100, 10),
     ("Female", "Male"),
     ("White", "Black", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other"),
-    ("Married-civ-spouse", "Divorced", "Never-married", "Separated", "Widowed", "Married-spouse-absent", "Married-AF-spouse"),
+    (
+        "Married-civ-spouse",
+        "Divorced",
+        "Never-married",
+        "Separated",
+        "Widowed",
+        "Married-spouse-absent",
+        "Married-AF-spouse",
+    ),
     ("<=50K", ">50K"),
 )
 
@@ -72,7 +80,9 @@ def generalised(person: list[str]) -> tuple[object, ...]:
 def find(arguments: list[str]) -> Path:
     folder = Path(os.environ.get("TERRINE_DATA", "."))
     places = [Path(arguments[0])] if arguments else [folder / "adult.data", folder / "adult.data.gz"]
-    return next((place for place in places if place.exists()), None) or sys.exit(f"linkage: no {places[0]}; give its path")
+    return next((place for place in places if place.exists()), None) or sys.exit(
+        f"linkage: no {places[0]}; give its path"
+    )
 
 
 def read(path: Path) -> list[list[str]]:

@@ -1,6 +1,6 @@
 """The median income, two ways: the exponential mechanism, and noise fitted to how crowded the middle is.
 
-    python examples/private_median.py
+python examples/private_median.py
 """
 
 import numpy as np

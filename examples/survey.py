@@ -1,6 +1,6 @@
 """A survey on an embarrassing question: everyone flips coins before answering, and the share is still learned.
 
-    python examples/survey.py
+python examples/survey.py
 """
 
 import math

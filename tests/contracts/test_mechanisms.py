@@ -275,7 +275,9 @@ def test_integers_beyond_2_to_the_53_are_added_without_rounding_first():
             exact = [float(base + shift + int(noisy.release(0, rng=Seeded(s)).value)) for s in range(20)]
             assert alone == exact
             listed = [noisy.release(np.array([base + shift]), rng=Seeded(s)).value[0] for s in range(20)]
-            listed_exact = [float(base + shift + int(noisy.release(np.array([0]), rng=Seeded(s)).value[0])) for s in range(20)]
+            listed_exact = [
+                float(base + shift + int(noisy.release(np.array([0]), rng=Seeded(s)).value[0])) for s in range(20)
+            ]
             assert listed == listed_exact
     with pytest.raises(InvalidArgument, match="2\\^53"):
         noisy.release([2**53 + 1, 0.5])

@@ -20,9 +20,9 @@ def heavy_tailed_cdf(tail):
     whole = 2 * integrate.quad(lambda z: 1 / (1 + z**tail), 0, np.inf)[0]
 
     def cdf(x):
-        return np.array([
-            0.5 + math.copysign(integrate.quad(lambda z: 1 / (1 + z**tail), 0, abs(one))[0], one) / whole for one in x
-        ])
+        return np.array(
+            [0.5 + math.copysign(integrate.quad(lambda z: 1 / (1 + z**tail), 0, abs(one))[0], one) / whole for one in x]
+        )
 
     return cdf
 
@@ -50,9 +50,7 @@ def slow_smooth_sensitivity(values, lower, upper, beta):
     n = len(values)
     x = lambda i: lower if i < 1 else upper if i > n else values[i - 1]  # noqa: E731
     m = (n + 1) // 2
-    return max(
-        math.exp(-beta * k) * max(x(m + t) - x(m + t - k - 1) for t in range(k + 2)) for k in range(n + 1)
-    )
+    return max(math.exp(-beta * k) * max(x(m + t) - x(m + t - k - 1) for t in range(k + 2)) for k in range(n + 1))
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -1,7 +1,7 @@
 """Per-example gradient clipping: exact, on any model, at about the cost of the plain step.
 
-    clipped_sum(model, criterion, x, y, clip=1.0)     owns forward and backward
-    Recorder(model, clip=1.0)                         watches the user's own forward and backward
+clipped_sum(model, criterion, x, y, clip=1.0)     owns forward and backward
+Recorder(model, clip=1.0)                         watches the user's own forward and backward
 """
 
 from __future__ import annotations

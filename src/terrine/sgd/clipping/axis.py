@@ -60,7 +60,9 @@ def fits(shape: Sequence[int], where: Where, examples: int) -> bool:
     return where.axis < len(shape) and shape[where.axis] % (examples * where.inner) == 0 and shape[where.axis] > 0
 
 
-def follow(name: str, source: Tensor, where: Where, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, n: int) -> Where | None:
+def follow(
+    name: str, source: Tensor, where: Where, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, n: int
+) -> Where | None:
     """Where the examples of `source` lie in `out`, the result of the operation `name`; None where nobody can tell."""
     if name in _RESHAPES:
         return _reshaped(source.shape, where, out.shape, n)
@@ -77,7 +79,9 @@ def follow(name: str, source: Tensor, where: Where, args: Sequence[Any], kwargs:
 
 _RESHAPES = frozenset({"view", "reshape", "flatten", "unflatten", "ravel", "view_as", "reshape_as", "contiguous"})
 _MOVES = frozenset({"transpose", "swapaxes", "swapdims", "t", "T", "mT", "permute", "movedim", "moveaxis"})
-_SHIFTS = frozenset({"unsqueeze", "select", "sum", "mean", "amax", "amin", "logsumexp", "var", "std", "norm", "prod", "unbind", "stack"})
+_SHIFTS = frozenset(
+    {"unsqueeze", "select", "sum", "mean", "amax", "amin", "logsumexp", "var", "std", "norm", "prod", "unbind", "stack"}
+)
 
 
 def _reshaped(old: Sequence[int], where: Where, new: Sequence[int], n: int) -> Where | None:

@@ -23,7 +23,9 @@ SHARE = 0.8  # of what the plain step would keep
 _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
 
 
-def stops(model: nn.Module, x: Lot, size: int, chunk: int | None, measured: Callable[[], tuple[float, float]]) -> Iterator[int]:
+def stops(
+    model: nn.Module, x: Lot, size: int, chunk: int | None, measured: Callable[[], tuple[float, float]]
+) -> Iterator[int]:
     """Where each part of the lot ends; `measured()` tells what one example took, once a part has run."""
     start = 0
     if chunk is None:

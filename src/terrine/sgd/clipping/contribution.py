@@ -162,12 +162,16 @@ def together(parts: list[Contribution]) -> Contribution:
     if all(isinstance(part, Outer) for part in parts):
         outers = [part for part in parts if isinstance(part, Outer)]
         return Outer(
-            torch.cat([part.inputs for part in outers], 1), torch.cat([part.gradients for part in outers], 1), outers[0].shape
+            torch.cat([part.inputs for part in outers], 1),
+            torch.cat([part.gradients for part in outers], 1),
+            outers[0].shape,
         )
     if all(isinstance(part, Lookup) for part in parts):
         lookups = [part for part in parts if isinstance(part, Lookup)]
         return Lookup(
-            torch.cat([part.tokens for part in lookups], 1), torch.cat([part.gradients for part in lookups], 1), lookups[0].shape
+            torch.cat([part.tokens for part in lookups], 1),
+            torch.cat([part.gradients for part in lookups], 1),
+            lookups[0].shape,
         )
     total = parts[0].dense().clone()
     for part in parts[1:]:

@@ -67,11 +67,15 @@ def _answering(module: nn.Module, tape: Tape) -> Callable[..., Tensor]:
     def answer(use: Use, gradient: Tensor) -> list[tuple[Piece, Contribution]]:
         rows = function(module, use.args, gradient)
         if set(rows) != set(pieces):
-            raise InvalidArgument(f"rule of {type(module).__name__}: want gradients of {sorted(map(str, pieces))}, got {sorted(rows)}")
+            raise InvalidArgument(
+                f"rule of {type(module).__name__}: want gradients of {sorted(map(str, pieces))}, got {sorted(rows)}"
+            )
         for name, row in rows.items():
             wanted = (use.examples, *pieces[name].value.shape)
             if tuple(row.shape) != wanted:
-                raise InvalidArgument(f"rule of {type(module).__name__}: {name} of shape {tuple(row.shape)}, want {wanted}")
+                raise InvalidArgument(
+                    f"rule of {type(module).__name__}: {name} of shape {tuple(row.shape)}, want {wanted}"
+                )
         return [(pieces[name], Dense(row)) for name, row in rows.items()]
 
     def watched(*args: Any, **kwargs: Any) -> Tensor:

@@ -212,7 +212,9 @@ class Tape(TorchFunctionMode):
         sources = [(tensor, where) for tensor in given if (where := self.where(tensor)) is not None]
         where = self._followed(name, sources, args, kwargs or {}, out)
         if isinstance(where, str):
-            raise Unfollowed(f"{name}: no dimension of {tuple(out.shape)} is known to hold the {self.examples} examples")
+            raise Unfollowed(
+                f"{name}: no dimension of {tuple(out.shape)} is known to hold the {self.examples} examples"
+            )
         return where
 
     def piece(self, tensor: Tensor) -> Piece | None:
@@ -262,7 +264,10 @@ class Tape(TorchFunctionMode):
     def _expand(self, func: Any, args: Any, kwargs: Any) -> Any:
         source = self._pieces[id(args[0])]
         out = func(source.graph, *args[1:], **kwargs)
-        plain = all(size == 1 or size == new for size, new in zip(reversed(source.value.shape), reversed(out.shape), strict=False))
+        plain = all(
+            size == 1 or size == new
+            for size, new in zip(reversed(source.value.shape), reversed(out.shape), strict=False)
+        )
         piece = self._derived(out, (source,))
         if plain:
             piece.expanded_from = source.expanded_from or source

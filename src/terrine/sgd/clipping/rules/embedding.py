@@ -86,7 +86,9 @@ class Bags:
     def dense(self) -> Tensor:
         n = len(self.gradients)
         table = self.gradients.new_zeros(n * self.shape[0], self.shape[1])
-        table.index_add_(0, self.bags * self.shape[0] + self.tokens, self.gradients[self.bags] * self.share.unsqueeze(1))
+        table.index_add_(
+            0, self.bags * self.shape[0] + self.tokens, self.gradients[self.bags] * self.share.unsqueeze(1)
+        )
         return table.view(n, *self.shape)
 
     def drop(self, examples: Tensor) -> Bags:

@@ -65,9 +65,7 @@ def _channels(use: Use, scaled: Callable[[], Tensor], gradient: Tensor, w: int, 
     return found
 
 
-def _trailing(
-    use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: Piece | None, bias: Piece | None
-) -> Found:
+def _trailing(use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: Piece | None, bias: Piece | None) -> Found:
     gradients = wide(by_example(gradient, use.where, use.examples, dims))
     found: Found = []
     if weight is not None:

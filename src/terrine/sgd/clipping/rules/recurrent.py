@@ -99,7 +99,9 @@ FORWARDS[torch.rnn_relu] = unrolled(_relu)
 def single(cell: Cell) -> Callable[..., Any]:
     """What stands for torch.lstm_cell, torch.gru_cell and the like."""
 
-    def run(tape: Tape, x: Tensor, states: Any, w_in: Tensor, w_hidden: Tensor, b_in: Any = None, b_hidden: Any = None) -> Any:
+    def run(
+        tape: Tape, x: Tensor, states: Any, w_in: Tensor, w_hidden: Tensor, b_in: Any = None, b_hidden: Any = None
+    ) -> Any:
         several = isinstance(states, list | tuple)
         state = tuple(states) if several else (states,)
         for part in state:
