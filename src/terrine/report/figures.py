@@ -52,7 +52,11 @@ def bars(values: Mapping[str, float]) -> str:
     shares = [100 * values[name] for name in names]
     axes.barh(names, shares, color=[RED if name.startswith("this") else GREY for name in names], height=0.6)
     for place, share in enumerate(shares):
-        axes.text(min(share + 1, 92), place, f"{share:.1f}%", va="center", fontsize=9, color=INK)
+        inside = share > 85
+        axes.text(
+            share - 1 if inside else share + 1, place, f"{share:.1f}%", va="center", ha="right" if inside else "left",
+            fontsize=9, color="white" if inside else INK,
+        )  # fmt: skip
     axes.set(xlim=(0, 100), xlabel="accuracy, %")
     axes.grid(visible=False, axis="y")
     return _svg(figure)

@@ -40,7 +40,7 @@ def write(folder: Folder) -> None:
     """Write report.html and model_card.md."""
     privacy, results = folder.read(PRIVACY), folder.read(RESULTS)
     event = from_dict(privacy["events"]["event"])
-    curve = accounting.profile(event, points=17, smallest_delta=min(privacy["delta"], 1e-9))
+    curve = accounting.profile(event, points=41, smallest_delta=min(privacy["delta"], 1e-9))
     shared = {"name": results["data"], "privacy": privacy, "words": _words(privacy, curve), **_about(results)}
     folder.write_text(CARD, render("model_card.md", shared))
     folder.write_text(REPORT, render("run.html", shared | _shown(folder, privacy, results, event, curve)))
