@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting, audit, ledger, pate, train
+from terrine.cli import accounting, audit, demo, ledger, pate, train
 from terrine.errors import TerrineError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command("train")(train.train)
 app.command("predict")(train.predict)
 app.command("report")(train.report)
 app.command("schema")(train.schema)
+app.command("demo")(demo.demo)
 
 
 @app.command()
