@@ -51,9 +51,10 @@ def learn(
     kept = np.setdiff1d(np.arange(count), np.where(heads, second, first))
     private = Data(features.flatten(1).numpy()[kept], material.labels[kept])
     public = architecture.features(material.public)
-    asked = recipes.queries(settings, len(public))
-    public = public[torch.from_numpy(_order(public, asked))]
     budget = Budget(settings.epsilon, recipes.delta(settings, count))
+    teachers = recipes.teachers(settings, len(kept))
+    asked = recipes.queries(settings, teachers=teachers, available=len(public), delta=budget.delta)
+    public = public[torch.from_numpy(_order(public, asked))]
     answers = _labels(folder, settings, private, public, asked, budget, account, len(material.classes), progress)
     module = _student(architecture, public, answers, settings, progress)
     chosen = _score(module, features, material.labels, first) - _score(module, features, material.labels, second)
@@ -66,7 +67,7 @@ def learn(
         heads if pairs else None,
         facts={
             "sampler": "none: every private row is with exactly one teacher",
-            "teachers": recipes.teachers(settings, len(kept)),
+            "teachers": teachers,
             "queries": asked,
             "answered": len(answers.answered),
             "examples": len(kept),

@@ -89,14 +89,14 @@ def _by_sgd(out: Path, epsilon: float, material: Material, progress: Callable[[s
     settings = Settings(epsilon=epsilon, data="digits")
     folder = train(settings, out / "runs" / f"sgd-{epsilon:g}", progress=progress, quiet=quiet)
     pages.write(folder)
-    return _row(f"DP-SGD, epsilon {epsilon:g}", folder, material, _twin(folder, material))
+    return _row("DP-SGD", folder, material, _twin(folder, material))
 
 
 def _by_pate(out: Path, material: Material, progress: Callable[[str], Any], quiet: bool) -> Row:
     settings = Settings(epsilon=PATE_EPSILON, data="digits", method="pate")
     folder = train(settings, out / "runs" / f"pate-{PATE_EPSILON:g}", progress=progress, quiet=quiet)
     pages.write(folder)
-    return _row(f"PATE, epsilon {PATE_EPSILON:g}", folder, material, None)
+    return _row("PATE", folder, material, None)
 
 
 def _row(name: str, folder: Folder, material: Material, twin: one_run.OneRun | None) -> Row:
@@ -150,7 +150,7 @@ def _write(out: Path, rows: list[Row], material: Material) -> None:
     points = {"DP-SGD": [], "PATE": []}  # type: dict[str, list[tuple[float, float]]]
     for row in rows:
         if row.epsilon is not None:
-            points[row.name.split(",")[0]].append((row.epsilon, row.accuracy))
+            points[row.name].append((row.epsilon, row.accuracy))
     picture = out / "accountants.png"
     text = render(
         "demo.html",

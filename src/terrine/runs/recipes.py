@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from terrine import accounting
+from terrine.events import Budget, Gaussian
 from terrine.runs.settings import Settings
 
 _AUDITED_MOST = 1000
@@ -59,11 +61,16 @@ def audited(settings: Settings, examples: int) -> int:
 
 
 def teachers(settings: Settings, examples: int) -> int:
-    """How many teachers: about 25 examples to each in small data, more in large."""
-    return max(2, min(250, examples // 24)) if settings.teachers is None else settings.teachers
+    """How many teachers: about 40 examples to each, at most 250 of them."""
+    return max(2, min(250, examples // 40)) if settings.teachers is None else settings.teachers
 
 
-def queries(settings: Settings, available: int) -> int:
-    """How many labels are bought for the student."""
-    usual = max(1, round(60 * math.sqrt(settings.epsilon / 3)))
-    return min(available, usual if settings.queries is None else settings.queries)
+def queries(settings: Settings, *, teachers: int, available: int, delta: float) -> int:
+    """How many labels are bought: as many as leave noise of a seventh of the teachers, at least 12.
+
+    q answers of sensitivity sqrt 2 keep the budget of one Gaussian of mean mu where noise = sqrt(2 q) / mu.
+    """
+    if settings.queries is not None:
+        return min(available, settings.queries)
+    mu = 1 / accounting.calibrate(lambda noise: Gaussian(noise=noise), Budget(settings.epsilon, delta))
+    return min(available, max(12, int((teachers / 7 * mu) ** 2 / 2)))
