@@ -35,7 +35,11 @@ def trade_off(
     figure, axes = _canvas(5.0, 4.3)
     axes.fill_between(false_positive_rate, most, 1, color=RED, alpha=0.10, linewidth=0)
     axes.plot(
-        false_positive_rate, most, color=RED, linewidth=2.2, label=f"certified limit (epsilon {epsilon:.3g} at {delta:g})"
+        false_positive_rate,
+        most,
+        color=RED,
+        linewidth=2.2,
+        label=f"certified limit (epsilon {epsilon:.3g} at {delta:g})",
     )
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="guessing")
     if attack is not None:
@@ -62,9 +66,7 @@ def bars(values: Mapping[str, float]) -> str:
     return _svg(figure)
 
 
-def accuracy_against_epsilon(
-    runs: Mapping[str, Sequence[tuple[float, float]]], flat: Mapping[str, float]
-) -> str:
+def accuracy_against_epsilon(runs: Mapping[str, Sequence[tuple[float, float]]], flat: Mapping[str, float]) -> str:
     """Accuracy at each certified epsilon, by method, with lines for what knows no epsilon."""
     figure, axes = _canvas(6.4, 3.7)
     for (name, points), colour in zip(runs.items(), (RED, BLUE, "#3a7d44"), strict=False):

@@ -1,9 +1,9 @@
 """The main job: from private data to a trained, billed and audited model in one folder.
 
-    from terrine import runs
+from terrine import runs
 
-    runs.train(runs.Settings(data="digits", epsilon=3.0), "run")
-    runs.load("run").predict(rows)
+runs.train(runs.Settings(data="digits", epsilon=3.0), "run")
+runs.load("run").predict(rows)
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from terrine.runs.models import Architecture
 
 
-def unsafe_train(architecture: Architecture, features: Tensor, labels: NDArray[np.int64], *, steps: int = 300) -> nn.Module:
+def unsafe_train(
+    architecture: Architecture, features: Tensor, labels: NDArray[np.int64], *, steps: int = 300
+) -> nn.Module:
     """Train without clipping or noise: what comes out may tell anything about any row."""
     torch.manual_seed(0)
     module = architecture.build()
@@ -20,6 +22,6 @@ def unsafe_train(architecture: Architecture, features: Tensor, labels: NDArray[n
     for _ in range(steps):
         some = torch.randint(len(features), (min(len(features), 1024),), generator=lots)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(module(features[some]), targets[some]).backward()  # type: ignore[no-untyped-call]
+        nn.functional.cross_entropy(module(features[some]), targets[some]).backward()
         optimizer.step()
     return module.eval()

@@ -110,7 +110,13 @@ def _student(
     course = students.Course(steps=_STEPS, rate=0.05 if "linear" in architecture.name else 2e-3)
     with progress("student") as shown:
         return students.train(
-            architecture.build, public, labels, students.Consistency(), course, seed=settings.test_seed or 0, progress=shown
+            architecture.build,
+            public,
+            labels,
+            students.Consistency(),
+            course,
+            seed=settings.test_seed or 0,
+            progress=shown,
         )
 
 

@@ -69,7 +69,9 @@ def learn(
         scores if len(tossed.rows) else None,
         tossed.heads if len(tossed.rows) else None,
         facts=_facts(plan, rate, usual),
-        accuracy=None if measured is None else _accuracy(folder, settings, measured, module, material, features, tossed),
+        accuracy=None
+        if measured is None
+        else _accuracy(folder, settings, measured, module, material, features, tossed),
     )
 
 

@@ -72,7 +72,9 @@ def _baseline(out: Path, material: Material) -> Row:
     folder.mkdir(parents=True)
     architecture = Architecture("scatter-linear", material.shape, len(material.classes))
     features = architecture.features(material.inputs)
-    tossed = coins.tossed(folder / "coins.npz", examples=len(material.labels), count=len(material.labels) // 10, seed=None)
+    tossed = coins.tossed(
+        folder / "coins.npz", examples=len(material.labels), count=len(material.labels) // 10, seed=None
+    )
     kept = np.setdiff1d(np.arange(len(material.labels)), tossed.out)
     module = baseline.unsafe_train(architecture, features[torch.from_numpy(kept)], material.labels[kept])
     with torch.no_grad():

@@ -1,13 +1,13 @@
 """A run's folder: what lies where, written whole or not at all.
 
-    run.json             what was asked for (public)
-    privacy.json         the claim: events, certified epsilon, delta, unit, neighbours, sampler, versions (public)
-    model.safetensors    the trained weights; model.json says how to build and feed them (public)
-    model_card.md        the model in words (public)
-    results.json         accuracies, and what each was measured on (public)
-    report.html          the page for the data owner and the privacy officer; holds the audit's findings
-    audit/               the audit's scores and coins: private, as the data is
-    owner/               checkpoint, coins, teachers: private, not needed once the run is over
+run.json             what was asked for (public)
+privacy.json         the claim: events, certified epsilon, delta, unit, neighbours, sampler, versions (public)
+model.safetensors    the trained weights; model.json says how to build and feed them (public)
+model_card.md        the model in words (public)
+results.json         accuracies, and what each was measured on (public)
+report.html          the page for the data owner and the privacy officer; holds the audit's findings
+audit/               the audit's scores and coins: private, as the data is
+owner/               checkpoint, coins, teachers: private, not needed once the run is over
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Folder:
         try:
             found: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise InvalidArgument(f"{self.path / name} is missing: want the folder of a finished terrine train") from None
+            raise InvalidArgument(
+                f"{self.path / name} is missing: want the folder of a finished terrine train"
+            ) from None
         except json.JSONDecodeError as error:
             raise InvalidArgument(f"{self.path / name}: not JSON ({error}); the folder is damaged") from None
         return found

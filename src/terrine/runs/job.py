@@ -59,9 +59,7 @@ def train(
     with progress("features") as shown:
         features = architecture.features(material.inputs, shown)
     if settings.method == "pate":
-        learned = by_pate.learn(
-            folder, settings, material, architecture, features, account, progress=progress
-        )
+        learned = by_pate.learn(folder, settings, material, architecture, features, account, progress=progress)
     else:
         learned = by_sgd.learn(folder, settings, material, architecture, features, account, quiet=quiet)
     _keep(folder, settings, material, architecture, learned)
@@ -76,9 +74,7 @@ def check_material(material: Material) -> None:
         raise check.refuse("inputs", "values that are not finite", "numbers")
 
 
-def _keep(
-    folder: Folder, settings: Settings, material: Material, architecture: Architecture, learned: Learned
-) -> None:
+def _keep(folder: Folder, settings: Settings, material: Material, architecture: Architecture, learned: Learned) -> None:
     learned.module.eval()
     trained.save(folder, architecture, learned.module, material.classes, material.schema)
     folder.write(PRIVACY, claim(learned, settings))

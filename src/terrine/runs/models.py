@@ -75,7 +75,7 @@ class Architecture:
         if self.name != "scatter-linear":
             return math.prod(self.shape)
         side = self.shape[-1] // 2**self._scales
-        return self.shape[0] * (81 if self._scales == 2 else 9) * side * side
+        return int(self.shape[0] * (81 if self._scales == 2 else 9) * side * side)
 
     def _features(self, inputs: Tensor) -> Tensor:
         if len(self.shape) == 1:

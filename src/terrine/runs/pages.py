@@ -88,9 +88,7 @@ def _shown(folder: Folder, privacy: Any, results: Any, event: Event, curve: Any)
     return {
         "style": Markup(style),
         "facts": [(title, _plain(privacy[key])) for key, title in _KEYS.items() if key in privacy],
-        "epsilon_figure": Markup(
-            figures.epsilon_over_training([share * whole for share in shares], curves, unit=unit)
-        ),
+        "epsilon_figure": Markup(figures.epsilon_over_training([share * whole for share in shares], curves, unit=unit)),
         "progress_unit": unit,
         "trade_figure": Markup(
             figures.trade_off(
@@ -151,7 +149,9 @@ def _bars(results: dict[str, Any]) -> dict[str, float]:
         "not private": results.get("non_private"),
         "commonest class": results["majority"],
     }
-    return {name: share for name, share in named.items() if share is not None} if results["accuracy"] is not None else {}
+    return (
+        {name: share for name, share in named.items() if share is not None} if results["accuracy"] is not None else {}
+    )
 
 
 def _notes(results: dict[str, Any]) -> list[str]:
@@ -162,7 +162,9 @@ def _notes(results: dict[str, Any]) -> list[str]:
             "been paid for."
         )
     else:
-        notes.append("The non-private model was trained on the same rows, which are a published data set: only so may it be shown.")
+        notes.append(
+            "The non-private model was trained on the same rows, which are a published data set: only so may it be shown."
+        )
     if results["majority"] is None and results["accuracy"] is not None:
         notes.append("The share of the commonest class is not shown: it would be one more look at the private rows.")
     return notes

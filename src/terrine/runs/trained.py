@@ -45,7 +45,7 @@ class Trained:
 
     def predict(self, inputs: Any) -> NDArray[Any]:
         """The likeliest class of each row, by name."""
-        return np.array(self.classes)[self.probabilities(inputs).argmax(axis=1)]
+        return np.asarray(np.array(self.classes)[self.probabilities(inputs).argmax(axis=1)])
 
     def accuracy(self, inputs: Any, labels: NDArray[np.int64]) -> float:
         """The share of rows whose likeliest class is theirs. Of private rows, this number is not paid for."""
@@ -62,9 +62,7 @@ class Trained:
         return array
 
 
-def save(
-    folder: Folder, architecture: Architecture, module: nn.Module, classes: tuple[str, ...], schema: Any
-) -> None:
+def save(folder: Folder, architecture: Architecture, module: nn.Module, classes: tuple[str, ...], schema: Any) -> None:
     """Write the weights and how to build and feed the model."""
     target, part = folder.path / WEIGHTS, folder.path / f".{WEIGHTS}.part"
     weights = {name: value.detach().contiguous() for name, value in module.state_dict().items()}

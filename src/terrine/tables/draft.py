@@ -25,7 +25,9 @@ def draft(table: Any, label: str) -> Schema:
     if len(classes) < 2:
         raise InvalidArgument(f"label {label!r} has one class, {classes}: want two or more, or nothing can be learned")
     if len(classes) > _MOST_VALUES:
-        raise InvalidArgument(f"label {label!r} has {len(classes)} values: want a class, at most {_MOST_VALUES} of them")
+        raise InvalidArgument(
+            f"label {label!r} has {len(classes)} values: want a class, at most {_MOST_VALUES} of them"
+        )
     columns = {name: _column(table.column(name)) for name in table.column_names if name != label}
     return Schema(label, tuple(classes), columns, classes_confirmed=False)
 

@@ -156,7 +156,9 @@ class Schema:
                 f"label {self.label!r} holds {strange!r}: want one of {_listed(self.classes)}; add it to the schema"
             )
         if "" in values:
-            raise InvalidArgument(f"label {self.label!r} is missing in some rows: want a class for each; drop those rows")
+            raise InvalidArgument(
+                f"label {self.label!r} is missing in some rows: want a class for each; drop those rows"
+            )
         return np.array([places[value] for value in values], dtype=np.int64)
 
     def as_dict(self) -> dict[str, Any]:
