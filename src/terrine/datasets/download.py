@@ -6,6 +6,7 @@ whole. Where there is no network, one line says what to put where.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -15,7 +16,7 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,28 +101,18 @@ def _sent(address: str) -> bytes:
     return content
 
 
-class _bar:
-    """A progress bar on stderr where somebody is watching."""
+@contextlib.contextmanager
+def _bar(address: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr, where somebody is watching."""
+    if not sys.stderr.isatty():
+        yield lambda _got: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __init__(self, address: str, total: int) -> None:
-        self._title, self._total = address.rsplit("/", 1)[1], total
-
-    def __enter__(self) -> Callable[[int], None]:
-        if not sys.stderr.isatty():
-            self._progress = None
-            return lambda _got: None
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._progress = Progress(console=Console(stderr=True), transient=True)
-        self._progress.start()
-        task = self._progress.add_task(self._title, total=self._total or None)
-        progress = self._progress
-        return lambda got: progress.update(task, completed=got)
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(address.rsplit("/", 1)[1], total=total or None)
+        yield lambda got: progress.update(task, completed=got)
 
 
 def _from_tar(sent: bytes, file: str) -> bytes:

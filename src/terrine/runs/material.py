@@ -82,7 +82,8 @@ def _of_set(settings: Settings) -> Material:
 
 
 def _of_table(settings: Settings) -> Material:
-    assert settings.table is not None and settings.label is not None
+    assert settings.table is not None
+    assert settings.label is not None
     table = tables.read(settings.table)
     tables.column_of(table, settings.label)
     schema = _schema(settings)

@@ -105,8 +105,8 @@ def _shown(folder: Folder, privacy: Any, results: Any, event: Event, curve: Any)
         "hidden": _hidden(privacy),
         "events": json.dumps(privacy["events"], indent=2),
         "command": command(folder.read(ASKED)),
-        "reproduce": "The command makes a run of the same plan and cost. Its noise is fresh, as it must be, so the model "
-        "differs; no seed exists that would give this one again."
+        "reproduce": "The command makes a run of the same plan and cost. Its noise is fresh, as it must be, so the "
+        "model differs; no seed exists that would give this one again."
         if not privacy["reproducible_noise_for_tests_only"]
         else "The command with its seed makes the same model again, which is why it is not private.",
     }
@@ -163,7 +163,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
         )
     else:
         notes.append(
-            "The non-private model was trained on the same rows, which are a published data set: only so may it be shown."
+            "The non-private model was trained on the same rows: a published data set, or it could not be shown."
         )
     if results["majority"] is None and results["accuracy"] is not None:
         notes.append("The share of the commonest class is not shown: it would be one more look at the private rows.")
@@ -173,7 +173,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
 def _hidden(privacy: dict[str, Any]) -> list[str]:
     if privacy["method"] == "PATE":
         return [
-            "The teachers' votes and their gaps: they were cast by private data. terrine pate draws them for the owner.",
+            "The teachers' votes and their gaps: private data cast them. terrine pate draws them for the owner.",
             "The vote-dependent cost: it is data as well. The claim above holds whatever the votes were.",
         ]
     return [
