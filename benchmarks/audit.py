@@ -35,14 +35,18 @@ DELTA = 1e-5
 def known_answers(seeds: int) -> dict[str, Any]:
     """The Gaussian mechanism, whose epsilon is known: a million runs on each of two neighbours."""
     rows = []
-    print(f"{'epsilon':>8} {'delta':>7} {'gaussian fit':>13} {'ratio':>6} {'any mechanism':>14} {'ratio':>6} {'above truth':>12}")
+    print(
+        f"{'epsilon':>8} {'delta':>7} {'gaussian fit':>13} {'ratio':>6} {'any mechanism':>14} {'ratio':>6} {'above truth':>12}"
+    )
     for delta in (DELTA, 1e-3):
         for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
             mu = float(brentq(lambda m, e=epsilon, d=delta: gaussian.epsilon(m, d) - e, 1e-3, 20))
             found = [_gaussian(mu, delta, seed) for seed in range(seeds)]
             fit, free = (float(np.median([one[place] for one in found])) for place in (0, 1))
             above = sum(max(one) > epsilon for one in found)
-            rows.append({"epsilon": epsilon, "delta": delta, "gaussian": fit, "free": free, "above": above, "seeds": seeds})
+            rows.append(
+                {"epsilon": epsilon, "delta": delta, "gaussian": fit, "free": free, "above": above, "seeds": seeds}
+            )
             print(
                 f"{epsilon:8.1f} {delta:7.0e} {fit:13.4f} {fit / epsilon:6.3f} {free:14.4f} {free / epsilon:6.3f} "
                 f"{above:6d} of {seeds}"
@@ -52,12 +56,19 @@ def known_answers(seeds: int) -> dict[str, Any]:
 
 def theorem(_: int) -> dict[str, Any]:
     """The one-run bound on guesses that are perfect, random, or few."""
-    cases = {"perfect": (1000, 1000), "random": (500, 1000), "ten right of ten, 990 abstained": (10, 10), "silent": (0, 0)}
+    cases = {
+        "perfect": (1000, 1000),
+        "random": (500, 1000),
+        "ten right of ten, 990 abstained": (10, 10),
+        "silent": (0, 0),
+    }
     found = {}
     for name, (correct, made) in cases.items():
         guesses = one_run.Guesses(correct, made, 1000)
         found[name] = {delta: one_run.epsilon(guesses, delta=delta) for delta in (0.0, DELTA)}
-        print(f"{name:34} epsilon at least {found[name][0.0]:.4f} at delta 0, {found[name][DELTA]:.4f} at delta {DELTA:g}")
+        print(
+            f"{name:34} epsilon at least {found[name][0.0]:.4f} at delta 0, {found[name][DELTA]:.4f} at delta {DELTA:g}"
+        )
     print(f"{'perfect, by hand':34} q^1000 = 0.05: epsilon {-math.log(0.05 ** (-1 / 1000) - 1):.4f}")
     return {name: {str(delta): value for delta, value in one.items()} for name, one in found.items()}
 
@@ -65,12 +76,12 @@ def theorem(_: int) -> dict[str, Any]:
 def overfit(_: int) -> dict[str, Any]:
     """Models that learned by heart, and the same models trained at epsilon 1.
 
-    MNIST: 1,000 images, each in by a coin. Digits: 400 mislabelled canaries, each in by a coin, among 1,397 others.
+    MNIST: 150 images, each in by a coin. Digits: 400 mislabelled canaries, each in by a coin, among 1,397 others.
     """
     outcomes: dict[str, Any] = {}
     for data in ("MNIST", "digits"):
         x, y = _mnist(4000) if data == "MNIST" else _digits()
-        pool = np.random.default_rng(6).permutation(len(x))[: 1000 if data == "MNIST" else 400]
+        pool = np.random.default_rng(6).permutation(len(x))[: 150 if data == "MNIST" else 400]
         included = np.random.default_rng(5).random(len(pool)) < 0.5
         rest = np.setdiff1d(np.arange(len(x)), pool)
         labels = y if data == "MNIST" else canaries.mislabelled(y, canaries=pool, classes=10)
@@ -116,8 +127,10 @@ def bugs(seeds: int) -> dict[str, Any]:
         with bug():
             verdict = run(0)
         outcomes[name] = {"violated": verdict.violated, "bound": verdict.bound, "seconds": time.process_time() - start}
-        print(f"{name:46} {'VIOLATED' if verdict.violated else 'missed  '} epsilon >= {verdict.bound:.2f}, claimed 1 "
-              f"({outcomes[name]['seconds']:.1f} s)")
+        print(
+            f"{name:46} {'VIOLATED' if verdict.violated else 'missed  '} epsilon >= {verdict.bound:.2f}, claimed 1 "
+            f"({outcomes[name]['seconds']:.1f} s)"
+        )
     for name, run in audit_bugs.AUDITS.items():
         verdicts = [run(seed) for seed in range(seeds)]
         alarms, largest = sum(one.violated for one in verdicts), max(one.bound for one in verdicts)
@@ -167,7 +180,12 @@ def _judge(title: str, signal: np.ndarray, included: np.ndarray, accuracy: float
         f">= {rates.bound(DELTA):.3f} (Clopper-Pearson); accuracy {accuracy:.3f}; against a claim of 1: "
         f"{'VIOLATED' if verdict.violated else 'consistent'}"
     )
-    return {"auc": area.value, "one run": guessed.bound(DELTA), "rates": rates.bound(DELTA), "violated": verdict.violated}
+    return {
+        "auc": area.value,
+        "one run": guessed.bound(DELTA),
+        "rates": rates.bound(DELTA),
+        "violated": verdict.violated,
+    }
 
 
 def _compared(
@@ -244,7 +262,9 @@ def _digits() -> tuple[Tensor, Tensor]:
 def _mnist(count: int) -> tuple[Tensor, Tensor]:
     held = datasets.mnist()
     chosen = np.random.default_rng(3).permutation(len(held.train))[:count]
-    return torch.from_numpy(held.train[chosen].reshape(count, -1)).float() / 255, torch.from_numpy(held.train_labels[chosen])
+    return torch.from_numpy(held.train[chosen].reshape(count, -1)).float() / 255, torch.from_numpy(
+        held.train_labels[chosen]
+    )
 
 
 if __name__ == "__main__":

@@ -78,7 +78,10 @@ def lot_size(seed: int, *, examples: int = 4, width: int = 400, trials: int = 20
 
     def mechanism(absent: frozenset[int], runs: int) -> np.ndarray:
         return np.array(
-            [np.linalg.norm(trained(x, _one_step(examples, absent, 2 * (seed * runs + run) + len(absent)))) for run in range(runs)]
+            [
+                np.linalg.norm(trained(x, _one_step(examples, absent, 2 * (seed * runs + run) + len(absent))))
+                for run in range(runs)
+            ]
         )
 
     found = audit.lower_bound(
@@ -97,9 +100,7 @@ def teachers(seed: int, *, trials: int = 2000) -> audit.Verdict:
         held = votes.Votes(np.tile(np.array(counts), (runs, 1)), deal)
         return aggregator.answer(held, rng=source).labels
 
-    found = audit.lower_bound(
-        mechanism, (50, 50), (49, 51), trials=trials, delta=BUDGET.delta, confidence=CONFIDENCE
-    )
+    found = audit.lower_bound(mechanism, (50, 50), (49, 51), trials=trials, delta=BUDGET.delta, confidence=CONFIDENCE)
     return audit.verdict(BUDGET, found)
 
 

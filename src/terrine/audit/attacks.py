@@ -102,7 +102,7 @@ def _outputs(logits: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.i
     table, chosen = _logits(logits), np.asarray(labels)
     if chosen.dtype.kind not in "iu" or chosen.shape != table.shape[-2:-1]:
         raise InvalidArgument(f"labels: {chosen.dtype} {chosen.shape}; want {table.shape[-2]} whole numbers")
-    if chosen.size and not (0 <= chosen.min() and chosen.max() < table.shape[-1]):
+    if chosen.size and not (chosen.min() >= 0 and chosen.max() < table.shape[-1]):
         raise InvalidArgument(f"labels: {chosen.min()}..{chosen.max()}; want 0..{table.shape[-1] - 1}")
     return table, chosen.astype(np.int64)
 

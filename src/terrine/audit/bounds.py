@@ -101,7 +101,7 @@ class Rates:
     def mu(self) -> float:
         """A lower bound on the mu of Gaussian DP [DRS22]: Phi^-1(true positives) - Phi^-1(false positives)."""
         pairs = [rates(cut, self.chance) for cut in self.cuts]
-        return max(0.0, *(float(ndtri(low) - ndtri(high)) if 0 < low and high < 1 else 0.0 for low, high in pairs))
+        return max(0.0, *(float(ndtri(low) - ndtri(high)) if low > 0 and high < 1 else 0.0 for low, high in pairs))
 
     def gaussian(self, delta: float) -> float:
         """A lower bound on epsilon at `delta` for a mechanism whose curve is that of some Gaussian.
