@@ -36,7 +36,8 @@ def known_answers(seeds: int) -> dict[str, Any]:
     """The Gaussian mechanism, whose epsilon is known: a million runs on each of two neighbours."""
     rows = []
     print(
-        f"{'epsilon':>8} {'delta':>7} {'gaussian fit':>13} {'ratio':>6} {'any mechanism':>14} {'ratio':>6} {'above truth':>12}"
+        f"{'epsilon':>8} {'delta':>7} {'gaussian fit':>13} {'ratio':>6} {'any mechanism':>14} {'ratio':>6} "
+        f"{'above truth':>12}"
     )
     for delta in (DELTA, 1e-3):
         for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
@@ -176,8 +177,8 @@ def _judge(title: str, signal: np.ndarray, included: np.ndarray, accuracy: float
     guessed = one_run.guess(signal, included)
     verdict = audit.verdict(Budget(1.0, DELTA), guessed)
     print(
-        f"{title} area {area.value:.3f} ({area.low:.3f}..{area.high:.3f}); epsilon >= {guessed.bound(DELTA):.3f} (one run), "
-        f">= {rates.bound(DELTA):.3f} (Clopper-Pearson); accuracy {accuracy:.3f}; against a claim of 1: "
+        f"{title} area {area.value:.3f} ({area.low:.3f}..{area.high:.3f}); "
+        f"epsilon >= {guessed.bound(DELTA):.3f} (one run), >= {rates.bound(DELTA):.3f} (Clopper-Pearson); accuracy {accuracy:.3f}; against a claim of 1: "
         f"{'VIOLATED' if verdict.violated else 'consistent'}"
     )
     return {
@@ -210,8 +211,8 @@ def _compared(
         known = audit.summary(scores, resamples=200)
         found[attack] = {"auc": known.auc.value, "tpr at 0.1%": known.at_one_in_thousand.value}
         print(
-            f"{name:8} {attack:20} area {known.auc.value:.3f}, true positives at 1% {100 * known.at_one_percent.value:.2f}%, "
-            f"at 0.1% {100 * known.at_one_in_thousand.value:.2f}% "
+            f"{name:8} {attack:20} area {known.auc.value:.3f}, "
+            f"true positives at 1% {100 * known.at_one_percent.value:.2f}%, at 0.1% {100 * known.at_one_in_thousand.value:.2f}% "
             f"({100 * known.at_one_in_thousand.low:.2f}..{100 * known.at_one_in_thousand.high:.2f})"
         )
     return found

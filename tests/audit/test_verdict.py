@@ -33,7 +33,7 @@ def test_a_bound_equal_to_the_claim_is_consistent() -> None:
 
 def test_evidence_at_a_larger_delta_holds_at_a_smaller_one_only() -> None:
     assert audit.verdict(Budget(1.0, 1e-6), FOUND).violated
-    with pytest.raises(InvalidArgument, match="want it tested at 0.001"):
+    with pytest.raises(InvalidArgument, match=r"want it tested at 0\.001"):
         audit.verdict(Budget(1.0, 1e-3), FOUND)
 
 

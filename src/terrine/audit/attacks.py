@@ -69,7 +69,8 @@ def modified_entropy(logits: ArrayLike, labels: ArrayLike) -> Floats:
     rest = np.log(np.maximum(-np.expm1(logs), 1e-300))
     elsewhere = chances * rest
     own = _of_label(chances, chosen)
-    return (1 - own) * _of_label(logs, chosen) + elsewhere.sum(axis=-1) - _of_label(elsewhere, chosen)
+    result: Floats = (1 - own) * _of_label(logs, chosen) + elsewhere.sum(axis=-1) - _of_label(elsewhere, chosen)
+    return result
 
 
 def perplexity(log_probabilities: Sequence[ArrayLike]) -> Floats:
@@ -86,7 +87,7 @@ def weakest(log_probabilities: Sequence[ArrayLike], *, share: float = 0.2) -> Fl
 
 
 def against(log_probabilities: Sequence[ArrayLike], reference: Sequence[ArrayLike] | Sequence[str]) -> Floats:
-    """How much likelier each text is than a reference expects: another model's log-probabilities, or zlib on the text."""
+    """How much likelier each text is than a reference expects: another model's tokens, or the text itself for zlib."""
     texts = _texts(log_probabilities)
     if len(reference) != len(texts):
         raise InvalidArgument(f"reference: {len(reference)} entries for {len(texts)} texts; want one each")

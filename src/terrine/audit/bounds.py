@@ -62,10 +62,10 @@ class Split:
                 raise InvalidArgument(f"{side.size} scores: too few to split; want at least {math.ceil(1 / share)}")
             first.append(np.sort(order[:size]))
             second.append(np.sort(order[size:]))
-        tried = [cut for above in (True, False) for cut in _ranked(*first, above, 64)]
+        tried = [cut for above in (True, False) for cut in _ranked(first[0], first[1], above, 64)]
         strict = chance / 10  # the luckiest threshold is not the best one
         best = max(tried, key=lambda cut: _bound(cut, delta, strict))
-        yield _counted(best.threshold, best.above, *second)
+        yield _counted(best.threshold, best.above, second[0], second[1])
 
 
 @dataclass(frozen=True)
