@@ -39,6 +39,8 @@ Complexes = NDArray[np.complex128]
 _U = 2.0**-53
 _ATOM_ERROR = 160 * _U
 """Relative error granted to an atom's mass and to exp of its tilted loss."""
+_DROPPED = 4 * _U
+"""Tilted weight of the atoms that a transform may leave out."""
 _BLOCK = 256
 """Sums over atoms run in blocks of this many, so that their rounding error is (block + blocks) ulps at most."""
 _SPARE = 1e-6
@@ -108,43 +110,50 @@ class Composition:
         return math.exp(sum(logs) * (1 + 1e-12)) * (1 - 1e-9)
 
     @cached_property
-    def _flat(self) -> tuple[Floats, Floats, NDArray[np.intp], Floats]:
-        """All parts' losses and masses end to end, where each part starts, and how often it happens."""
-        sizes = [part.losses.loss.size for part in self.parts]
-        return (
-            np.concatenate([part.losses.loss for part in self.parts]),
-            np.concatenate([part.losses.mass for part in self.parts]),
-            np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp),
-            np.array([part.times for part in self.parts], dtype=float),
-        )
+    def _flat(self) -> _Flat:
+        return _Flat(self.parts)
 
     def log_moment(self, orders: Floats) -> Floats:
         """log M at each of `orders`."""
         total: Floats = (self.gaussian + self.lattice) * orders * (orders + 1) / 2
         if self.parts:
-            loss, mass, starts, times = self._flat
-            top, sums = _sums(orders[:, None] * loss, mass, starts)
-            total = total + (top + np.log(sums)) @ times
+            top, sums = self._flat.sums(orders[:, None] * self._flat.loss, self._flat.powers[0])
+            total = total + (top + np.log(sums)) @ self._flat.times
         return total
 
     def cumulants(self, order: float) -> tuple[float, float, float]:
         """log M and its first two derivatives at `order`."""
         variance = self.gaussian + self.lattice
-        total = np.array([variance * order * (order + 1) / 2, variance * (order + 0.5), variance])
+        value, mean, spread = variance * order * (order + 1) / 2, variance * (order + 0.5), variance
         if self.parts:
-            loss, mass, starts, times = self._flat
-            top, sums = _sums((order * loss)[None, :], np.stack([mass, mass * loss, mass * loss**2]), starts)
-            mean = sums[1] / sums[0]
-            total += np.array([top[0] + np.log(sums[0]), mean, sums[2] / sums[0] - mean**2]) @ times
-        return float(total[0]), float(total[1]), max(0.0, float(total[2]))
+            flat = self._flat
+            top, sums = flat.sums(order * flat.loss[None, :], flat.powers)
+            means = sums[1] / sums[0]
+            value += float((top[0] + np.log(sums[0])) @ flat.times)
+            mean += float(means @ flat.times)
+            spread += max(0.0, float((sums[2] / sums[0] - means**2) @ flat.times))
+        return value, mean, spread
 
 
-def _sums(exponent: Floats, mass: Floats, starts: NDArray[np.intp]) -> tuple[Floats, Floats]:
-    """Per row and part: the largest exponent, and the sum of mass e^(exponent - largest)."""
-    top = np.maximum.reduceat(exponent, starts, axis=1)
-    sizes = np.diff(starts, append=exponent.shape[1])
-    exponent = exponent - (top if starts.size == 1 else np.repeat(top, sizes, axis=1))
-    return top, np.add.reduceat(np.exp(exponent, out=exponent) * mass, starts, axis=1)
+class _Flat:
+    """All parts end to end, so that sums over each of them run in one sweep."""
+
+    def __init__(self, parts: tuple[Part, ...]) -> None:
+        self.loss = np.concatenate([part.losses.loss for part in parts])
+        mass = np.concatenate([part.losses.mass for part in parts])
+        self.powers = np.stack([mass, mass * self.loss, mass * self.loss**2])
+        self.sizes = np.array([part.losses.loss.size for part in parts])
+        self.starts = np.cumsum(self.sizes) - self.sizes
+        self.times = np.array([part.times for part in parts], dtype=float)
+
+    def sums(self, exponent: Floats, mass: Floats) -> tuple[Floats, Floats]:
+        """Per row and part: the largest exponent, and the sum of mass e^(exponent - largest)."""
+        if self.sizes.size == 1:
+            top = exponent.max(axis=1, keepdims=True)
+            return top, (np.exp(exponent - top) * mass).sum(axis=1, keepdims=True)
+        top = np.maximum.reduceat(exponent, self.starts, axis=1)
+        scaled = np.exp(exponent - np.repeat(top, self.sizes, axis=1)) * mass
+        return top, np.add.reduceat(scaled, self.starts, axis=1)
 
 
 @dataclass(frozen=True)
@@ -162,30 +171,34 @@ class Settings:
 
 
 def saddle(composition: Composition, delta: float) -> tuple[float, float]:
-    """The tilt and the epsilon at which the saddle-point estimate of delta is the one asked for. An estimate, no
-    bound."""
+    """The tilt and epsilon at which the saddle-point estimate of delta is the one asked for. An estimate, no bound."""
 
-    def at(log_tilt: float) -> float:
+    def estimate(log_tilt: float) -> tuple[float, float]:
         c = math.exp(log_tilt)
-        return composition.cumulants(c)[1] - 1 / c - 1 / (c + 1)
+        value, slope, bend = composition.cumulants(c)
+        epsilon = slope - 1 / c - 1 / (c + 1)
+        return _saddle_value(c, epsilon, value, bend), epsilon
 
     def excess(log_tilt: float) -> float:
-        return log_saddle_delta(composition, math.exp(log_tilt), at(log_tilt)) - math.log(delta)
+        return estimate(log_tilt)[0] - math.log(delta)
 
-    high = 1.0
+    low, high = -1.0, 1.0
     while excess(high) > 0 and high < 36:
-        high += 2.0
-    low = high - 2.0
+        low, high = high, high + 2.0
     while excess(low) < 0 and low > -36:
-        low -= 2.0
-    root = brentq(excess, low, high, xtol=1e-2) if excess(low) > 0 > excess(high) else high
-    return math.exp(root), at(root)
+        low, high = low - 2.0, low
+    root = brentq(excess, low, high, xtol=2e-2) if excess(low) > 0 > excess(high) else high
+    return math.exp(root), estimate(root)[1]
 
 
 def log_saddle_delta(composition: Composition, tilt: float, epsilon: float) -> float:
-    """log of the saddle-point estimate of delta: the integrand at the tilt times its Gaussian width. An estimate, no
-    bound."""
+    """log of the saddle-point estimate of delta. An estimate, no bound."""
     value, _, bend = composition.cumulants(tilt)
+    return _saddle_value(tilt, epsilon, value, bend)
+
+
+def _saddle_value(tilt: float, epsilon: float, value: float, bend: float) -> float:
+    """log of the integrand at the tilt times its Gaussian width."""
     bend += 1 / tilt**2 + 1 / (tilt + 1) ** 2
     return value - tilt * epsilon - math.log(tilt * (tilt + 1)) - 0.5 * math.log(2 * math.pi * bend)
 
@@ -202,7 +215,7 @@ def saddle_at(composition: Composition, epsilon: float) -> float:
         low, high = high, high + 2.0
     while slope(low) > 0 and low > -36:
         low, high = low - 2.0, low
-    return math.exp(brentq(slope, low, high, xtol=1e-2)) if slope(low) < 0 < slope(high) else math.exp(high)
+    return math.exp(brentq(slope, low, high, xtol=2e-2)) if slope(low) < 0 < slope(high) else math.exp(high)
 
 
 _RATIOS = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 16.0, 32.0])
@@ -337,7 +350,7 @@ class Inversion:
             if decay > allowed:
                 break
             stop, beyond = low, float(np.logaddexp(beyond, decay))
-        return stop, beyond
+        return stop, beyond + 1e-9 * (1 + abs(beyond))  # these were computed in floating point, too
 
     def _log_kernel_beyond(self, t: float) -> float:
         """log of a bound on 1/pi times the integral from t on of |kernel x smooth part|, the latter over its value at
@@ -377,9 +390,10 @@ class _Stretch:
     """One part under the tilt: its weights, moments and transform."""
 
     def __init__(self, part: Part, tilt: float) -> None:
-        self.times = part.times
-        self.loss = part.losses.loss
-        self.log_moment, self.weight = _tilted(part.losses, tilt)
+        self.times, self.tilt = part.times, tilt
+        self.log_moment, weight = _tilted(part.losses, tilt)
+        kept = weight > _DROPPED / weight.size
+        self.loss, self.weight = part.losses.loss[kept], weight[kept]
         self.mean_size = float(self.weight @ np.abs(self.loss))
 
     def transform(self, step: float, count: int) -> Complexes:
@@ -398,7 +412,7 @@ class _Stretch:
     def error(self, t: Floats | float) -> Floats:
         """A bound on the rounding error of `transform` and of the atoms it sums."""
         terms = 4 * (_BLOCK + self.loss.size / _BLOCK + 64)
-        return np.asarray(_ATOM_ERROR + _U * terms + 8 * _U * self.mean_size * t)
+        return np.asarray(_DROPPED + _ATOM_ERROR + _U * terms + 8 * _U * self.mean_size * (self.tilt + t))
 
     def log_decay(self, low: float, high: float) -> float:
         """log of a bound on |E e^(itL)| over [low, high].

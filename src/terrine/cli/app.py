@@ -8,6 +8,7 @@ from typing import NoReturn
 import typer
 
 from terrine.cli import accounting, audit, pate
+from terrine.cli import accounting, ledger
 from terrine.errors import TerrineError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app.command("steps")(accounting.steps)
 app.command("compare")(accounting.compare)
 app.add_typer(pate.app)
 app.add_typer(audit.app)
+app.add_typer(ledger.app, name="ledger")
 
 
 @app.command()

@@ -1,0 +1,5 @@
+"""`python -m terrine`."""
+
+from terrine.cli import main
+
+main()
