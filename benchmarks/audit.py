@@ -101,6 +101,7 @@ def overfit(_: int) -> dict[str, Any]:
 def likelihood_ratios(_: int) -> dict[str, Any]:
     """LiRA against the loss threshold, 64 shadows each on digits, 32 on MNIST."""
     outcomes = {}
+    torch.set_num_threads(1)  # products of small matrices: a second thread costs more than it gives
     for name, (x, y), width, models in (("digits", _digits(), 64, 64), ("MNIST", _mnist(2000), 32, 32)):
         wall, cpu = time.perf_counter(), time.process_time()
         trained = shadows.train(

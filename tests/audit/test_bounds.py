@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 from terrine import audit
 from terrine.accounting import gaussian
-from terrine.audit.bounds import at_least, at_most
+from terrine.audit.bounds import Cut, at_least, at_most, boxes
 from terrine.errors import InvalidArgument
 
 
@@ -27,6 +27,20 @@ def test_clopper_pearson_solves_the_binomial_tails(hits: int, total: int, chance
         assert binom.cdf(hits, total, high) == pytest.approx(chance, rel=1e-6)
     else:
         assert high == 1
+
+
+@pytest.mark.parametrize(("hits", "alarms"), [(40, 3), (500, 120), (1000, 0), (999, 1), (0, 0), (7, 1000)])
+def test_boxes_cover_what_the_counts_do_not_refute(hits: int, alarms: int) -> None:
+    """By brute force: every pair of rates whose tails multiply to more than e^-t lies in a box; and little else does."""
+    chance = 0.01
+    least, most = boxes(Cut(0.0, True, hits, 1000, alarms, 1000), chance)
+    level = brentq(lambda t: (1 + t) * math.exp(-t) - chance, 1, 50)
+    p, q = np.meshgrid(np.geomspace(1e-4, 1, 150), np.geomspace(1e-4, 1, 150))
+    unrefuted = binom.sf(hits - 1, 1000, p) * binom.cdf(alarms, 1000, q) > math.exp(-level)
+    slack = 1 + 1e-9
+    inside = ((p[..., None] * slack >= least) & (q[..., None] <= most * slack)).any(axis=-1)
+    assert inside[unrefuted].all()
+    assert (inside & ~unrefuted).mean() < 0.02
 
 
 @pytest.mark.parametrize("choose", [audit.Corrected(), audit.Split()])
@@ -60,17 +74,17 @@ def test_randomised_response_is_rarely_bounded_above_the_truth(choose: audit.Cor
 
 
 def test_without_paying_for_the_choice_the_bound_would_be_wrong() -> None:
-    """The best of 200 thresholds, each taken at face value, is wrong more often than stated; corrected, it is not.
+    """The best of 60 thresholds, each taken at face value, is wrong more often than stated; corrected, it is not.
 
-    Nothing tells the two sides apart, so a bound above 0 is wrong. 100 audits at 60%.
+    Nothing tells the two sides apart, so a bound above 0 is wrong. 60 audits at 60%.
     """
     generator = np.random.default_rng(2)
     naive = corrected = 0
-    for _ in range(100):
-        found = audit.bound(*generator.normal(size=(2, 2000)), delta=0.0, confidence=0.6, choose=audit.Corrected(100))
+    for _ in range(60):
+        found = audit.bound(*generator.normal(size=(2, 2000)), delta=0.0, confidence=0.6, choose=audit.Corrected(30))
         naive += max(audit.Rates((cut,), 0.6).bound(0.0) for cut in found.cuts) > 0
         corrected += found.bound(0.0) > 0
-    assert naive > 60 > 40 > corrected
+    assert naive > 30 > 24 > corrected
 
 
 def test_ranks_count_ties_against_the_attack() -> None:
