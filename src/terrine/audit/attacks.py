@@ -3,15 +3,15 @@
 Higher always means "more likely a member". With p the softmax of the logits and y the label:
 
     loss               ln p_y                                          [YGFJ18]
-    confidence         ln p_y - ln(1 - p_y), the stabilised odds       [CCN+22]
+    confidence         ln p_y - ln(1 - p_y), the stabilised odds       [CCN22]
     margin             logit_y - the largest other logit
     entropy            sum of p ln p, blind to the label               [SSSS17]
     modified_entropy   (1 - p_y) ln p_y + sum over others of p ln(1-p) [SM21]
 
 For text, from the log-probability that a model gave to each token:
 
-    perplexity         mean log-probability, which orders as minus perplexity [CTW+21]
-    weakest            mean of the lowest share of log-probabilities          [SAX+24]
+    perplexity         mean log-probability, which orders as minus perplexity [CTW21]
+    weakest            mean of the lowest share of log-probabilities          [SAX24]
     against            log-probability beyond a reference model's, or beyond what zlib needs
 """
 

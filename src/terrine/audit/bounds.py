@@ -5,7 +5,7 @@ and "out" exchanged [KOV15]. So with a lower bound on one probability and an upp
 
     epsilon >= ln((P(S | in) - delta) / P(S | out)).
 
-Both come from Clopper and Pearson's exact tail probabilities [CP34], taken together by Fisher's method: for the true
+Both come from Clopper and Pearson's exact tail probabilities [CP34], taken together by Fisher's method [Fis32]: for the true
 probabilities, the chance U of as many hits and the chance V of as few alarms are independent and each at least uniform,
 so U V <= e^-t happens with probability at most (1 + t) e^-t. Choosing S after seeing the scores is paid for in one of
 two ways: `Split` chooses on one part of the scores and counts on the other; `Corrected` looks at thresholds at fixed

@@ -1,6 +1,6 @@
 """Canaries for an audit inside an ordinary private training: nothing is trained twice.
 
-Gradient canaries ("Dirac" canaries of [NHS+23, SNJ23]): canary i stands for an example whose clipped gradient is the
+Gradient canaries ("Dirac" canaries of [NHS23, SNJ23]): canary i stands for an example whose clipped gradient is the
 full clipping bound along one coordinate of the model. It falls into lots as any example does, if its coin says so.
 The attacker watches the released gradients: its score is what they add up to along that coordinate.
 

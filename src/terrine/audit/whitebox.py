@@ -1,7 +1,7 @@
 """Attacks that hold the model itself: gradient norms, and how far an update points along an example's gradient.
 
 gradient_norm   minus the norm of the loss gradient at an example: members lie near their minimum   [NSH19]
-alignment       the inner product of an update with an example's gradient                           [NHS+23]
+alignment       the inner product of an update with an example's gradient                           [NHS23]
 """
 
 from __future__ import annotations
