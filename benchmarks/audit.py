@@ -179,7 +179,8 @@ def _judge(title: str, signal: np.ndarray, included: np.ndarray, accuracy: float
     verdict = audit.verdict(Budget(1.0, DELTA), guessed)
     print(
         f"{title} area {area.value:.3f} ({area.low:.3f}..{area.high:.3f}); "
-        f"epsilon >= {guessed.bound(DELTA):.3f} (one run), >= {rates.bound(DELTA):.3f} (Clopper-Pearson); accuracy {accuracy:.3f}; against a claim of 1: "
+        f"epsilon >= {guessed.bound(DELTA):.3f} (one run), "
+        f">= {rates.bound(DELTA):.3f} (Clopper-Pearson); accuracy {accuracy:.3f}; against a claim of 1: "
         f"{'VIOLATED' if verdict.violated else 'consistent'}"
     )
     return {
@@ -213,7 +214,8 @@ def _compared(
         found[attack] = {"auc": known.auc.value, "tpr at 0.1%": known.at_one_in_thousand.value}
         print(
             f"{name:8} {attack:20} area {known.auc.value:.3f}, "
-            f"true positives at 1% {100 * known.at_one_percent.value:.2f}%, at 0.1% {100 * known.at_one_in_thousand.value:.2f}% "
+            f"true positives at 1% {100 * known.at_one_percent.value:.2f}%, "
+            f"at 0.1% {100 * known.at_one_in_thousand.value:.2f}% "
             f"({100 * known.at_one_in_thousand.low:.2f}..{100 * known.at_one_in_thousand.high:.2f})"
         )
     return found

@@ -31,7 +31,7 @@ def test_clopper_pearson_solves_the_binomial_tails(hits: int, total: int, chance
 
 @pytest.mark.parametrize(("hits", "alarms"), [(40, 3), (500, 120), (1000, 0), (999, 1), (0, 0), (7, 1000)])
 def test_boxes_cover_what_the_counts_do_not_refute(hits: int, alarms: int) -> None:
-    """By brute force: every pair of rates whose tails multiply to more than e^-t lies in a box; and little else does."""
+    """By brute force: rates whose tails multiply to more than e^-t lie in a box, and little else does."""
     chance = 0.01
     least, most = boxes(Cut(0.0, True, hits, 1000, alarms, 1000), chance)
     level = brentq(lambda t: (1 + t) * math.exp(-t) - chance, 1, 50)

@@ -5,12 +5,12 @@ and "out" exchanged [KOV15]. So with a lower bound on one probability and an upp
 
     epsilon >= ln((P(S | in) - delta) / P(S | out)).
 
-Both come from Clopper and Pearson's exact tail probabilities [CP34], taken together by Fisher's method [Fis32]: for the true
-probabilities, the chance U of as many hits and the chance V of as few alarms are independent and each at least uniform,
-so U V <= e^-t happens with probability at most (1 + t) e^-t. Choosing S after seeing the scores is paid for in one of
-two ways: `Split` chooses on one part of the scores and counts on the other; `Corrected` looks at thresholds at fixed
-ranks of the scores and shares the error between them (the share above the k-th largest of n draws is Beta(k, n+1-k)
-or less, which is Clopper and Pearson's bound for k - 1 alarms).
+Both come from Clopper and Pearson's exact tail probabilities [CP34], taken together by Fisher's method [Fis32]: for the
+true rates, the chance U of as many hits and the chance V of as few alarms are independent and at least uniform, so
+U V <= e^-t happens with probability at most (1 + t) e^-t. Choosing S after seeing the scores is paid for in one of two
+ways: `Split` chooses on one part of the scores and counts on the other; `Corrected` looks at thresholds at fixed ranks
+of the scores and shares the error between them (the share above the k-th largest of n draws is Beta(k, n+1-k) or less,
+which is Clopper and Pearson's bound for k - 1 alarms).
 
 The intervals take scores for independent draws: each from a run of its own, or at least from examples that were drawn
 at random. Many scores from one trained model lean on each other; `one_run` needs no independence.
