@@ -18,6 +18,9 @@ __version__ = "0.1.0"
 _PACKAGES = frozenset({"accounting", "audit", "errors", "events", "mechanisms", "pate", "datasets"})
 
 __all__ = ["__version__", "accounting", "audit", "datasets", "errors", "events", "mechanisms"]
+_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "mechanisms"})
+
+__all__ = ["__version__", "accounting", "audit", "errors", "events", "mechanisms"]
 _PACKAGES = frozenset({"accounting", "errors", "events", "ledger"})
 
 __all__ = ["__version__", "accounting", "errors", "events", "ledger"]

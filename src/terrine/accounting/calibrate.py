@@ -56,7 +56,7 @@ def calibrate(family: Callable[[float], Event], budget: Budget, *, over: Search 
 
 
 def _confirmed(family: Callable[[float], Event], budget: Budget, over: Search, answer: float) -> float:
-    """`answer`, moved by millionths until the certified epsilon agrees with the certified delta, each rounded outward."""
+    """`answer`, moved by millionths until the certified epsilon, too, is within the budget."""
     step = 1.0 if over.whole else 1e-6 * answer
     while budget.delta > 0 and over.low < answer < over.high:
         event = family(int(answer) if over.whole else answer)

@@ -45,6 +45,7 @@ FARTHEST = 2**62
 """Noise is clipped here, far below what 64 bits hold; no draw this far from 0 will ever be seen."""
 
 _CHUNK = 1 << 14
+_FEW = 40
 _FINE = 36
 _WORD = 1 << 64
 _SMALLEST_ROUNDED = 2.0**-24
@@ -107,6 +108,8 @@ class IntegerNoise:
 
     def sample(self, count: int, rng: Source) -> Integers:
         """`count` draws."""
+        if count <= _FEW:
+            return np.array([self.draw(rng) for _ in range(count)], dtype=np.int64)
         out = np.empty(count, dtype=np.int64)
         for begin in range(0, count, _CHUNK):
             self._fill(out[begin : begin + _CHUNK], rng)
