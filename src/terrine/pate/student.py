@@ -84,7 +84,7 @@ class Consistency:
         logits = step.model(torch.cat([labelled, strong]))
         known, other = logits[: len(labelled)], logits[len(labelled) :]
         taught = functional.cross_entropy(other, guess, reduction="none") * (chance >= self.sure)
-        supervised = functional.cross_entropy(known, step.labels, label_smoothing=0.1)
+        supervised = functional.cross_entropy(known, step.labels)
         return supervised + self.weight * min(1.0, 5 * step.done) * taught.mean()
 
 
