@@ -2,8 +2,9 @@
 
     python benchmarks/pate_adult.py [--teachers 250] [--seeds 0 1 2] [--json FILE]
 
-Teachers share the 32,561 training rows; the student's public pool is the first 8,000 test rows without labels, its examination
-the other 8,281. The noise is chosen for `--queries` answers at each epsilon (delta 1e-5, certified, data-independent).
+Teachers share the 32,561 training rows; the student's public pool is the first 8,000 test rows without labels, its
+examination the other 8,281. The noise is chosen for `--queries` answers at each epsilon (delta 1e-5, certified,
+data-independent).
 """
 
 from __future__ import annotations
@@ -47,11 +48,10 @@ def main() -> None:
         )
         votes = trained.votes(pool, classes=2)
         for epsilon in (1.0, 2.0):
-            family = pate.GaussianMax
             budget = Budget(epsilon, 1e-5)
-            noise = accounting.calibrate(lambda value: family(value).event(options.queries), budget)
+            noise = accounting.calibrate(lambda value: pate.GaussianMax(value).event(options.queries), budget)
             chosen = np.random.default_rng(seed).permutation(len(pool))[: options.queries]
-            rule = family(noise)
+            rule = pate.GaussianMax(noise)
             answers = rule.answer(votes.take(chosen))
             priced = pate.bill(votes.take(chosen), answers, rule, delta=1e-5)
             pupil = LogisticRegression(C=1.0, max_iter=1000).fit(pool[chosen], answers.labels)
