@@ -18,6 +18,9 @@ __version__ = "0.1.0"
 _PACKAGES = frozenset({"accounting", "errors", "events", "mechanisms", "pate", "datasets"})
 
 __all__ = ["__version__", "accounting", "datasets", "errors", "events", "mechanisms", "pate"]
+_PACKAGES = frozenset({"accounting", "errors", "events", "ledger"})
+
+__all__ = ["__version__", "accounting", "errors", "events", "ledger"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -44,3 +44,9 @@ class MissingExtra(TerrineError, ImportError):
 
 class Halted(TerrineError, RuntimeError):
     """A stream that has given out all it was paid for was asked again."""
+class LedgerUnavailable(TerrineError):
+    """The ledger's database cannot be used now: nothing was charged and nothing was released."""
+
+
+class LedgerDamaged(TerrineError):
+    """The ledger's records are not what Terrine wrote: nothing was charged and nothing was released."""

@@ -183,6 +183,16 @@ def test_an_approximate_guarantee_costs_its_own_delta_each_time():
     assert accounting.delta(event, epsilon=2.1) >= -math.expm1(20 * math.log1p(-1e-8))
 
 
+def test_one_approximate_guarantee_is_what_it_says():
+    event = ApproximateDP(epsilon=1.0, delta=1e-5)
+    assert accounting.delta(event, epsilon=1.0) == 1e-5
+    assert accounting.epsilon(event, delta=1e-5) == pytest.approx(1.0)
+    found = accounting.bounds(event, delta=2e-5)
+    assert found.lower <= found.upper <= 1.0
+    with pytest.raises(InvalidArgument, match="fail outright"):
+        accounting.epsilon(event, delta=1e-6)
+
+
 def test_a_mix_costs_at_least_each_part_and_at_most_their_sum():
     parts = [Laplace(noise=10.0), Gaussian(noise=10.0), RandomizedResponse(epsilon=0.1), dpsgd(0.01, 2.0, 1000)]
     whole = accounting.bounds(Composed(parts), delta=1e-5)

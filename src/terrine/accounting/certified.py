@@ -188,6 +188,8 @@ class _Account:
     def epsilon(self, delta: float, side: Side) -> float:
         if self.closed_form is not None:
             return self.closed_form.epsilon(delta, side)
+        if (lost := self.composition(lower, 1.0, delta, forward=True).escaped) > delta:
+            raise check.refuse("delta", delta, f"at least {lost:g}, with which the events fail outright")
         best = 0.0
         for forward in self.directions:
             coarse = self.composition(side, _COARSE, delta, forward)
@@ -202,6 +204,8 @@ class _Account:
         """One direction: a saddle-point guess on coarse cells, then fine ones, until the guess was close enough."""
         is_upper = side is upper
         fine = self.composition(side, _FINE, delta, forward)
+        if fine.escaped >= delta:
+            return fine.largest
         tilt, guess = saddle(coarse, delta)
         scout = coarse
         if tilt * guess > _STEEP:  # there a coarse guess would be many widths of the integrand away
@@ -237,10 +241,13 @@ class _Account:
         """One direction. What may be neglected depends on delta itself, so a coarse bound is refined until it
         settles."""
         scale = near or 1e-6
-        for _ in range(6):
+        for _ in range(8):
             scout = self.composition(side, _COARSE, scale, forward)
-            if epsilon >= scout.largest:
-                return 0.0
+            if epsilon >= scout.largest:  # only what escaped is left, and that may be a tail we chose to neglect
+                if near or scout.escaped == 0 or scout.escaped >= scale / 10:
+                    return scout.escaped
+                scale = scout.escaped
+                continue
             tilt = saddle_at(scout, epsilon)
             if tilt * epsilon > _STEEP:
                 scout = self.composition(side, _FINE, scale, forward)
@@ -252,6 +259,8 @@ class _Account:
             if value >= scale / 10:
                 break
             scale = value
+        if epsilon >= scout.largest:
+            return scout.escaped
         fine = self.composition(side, _FINE, scale, forward)
         settings = choose(scout, tilt, epsilon, scale, _PRECISION)
         value = Inversion(fine, settings, side is upper, scale, epsilon)(epsilon)
@@ -326,7 +335,7 @@ def _outward(curve: Inversion, delta: float, found: float, is_upper: bool) -> fl
 
 def _from_largest(composition: Composition, delta: float) -> float:
     """The epsilon that the largest loss alone forces: delta(e) >= Pr[L = largest] (1 - e^(e - largest))."""
-    chance = composition.chance_of_largest
-    if chance <= delta:
+    chance, left = composition.chance_of_largest, delta - composition.escaped * (1 - 1e-9)
+    if chance <= left:
         return 0.0
-    return max(0.0, composition.largest * (1 - 1e-13) + math.log1p(-delta / chance))
+    return max(0.0, composition.largest * (1 - 1e-13) + math.log1p(-left / chance))

@@ -78,7 +78,10 @@ class Composition:
     @cached_property
     def escaped(self) -> float:
         """P-mass at an infinite loss."""
-        kept = sum(part.times * math.log1p(-part.losses.escaped) for part in self.parts)
+        lost = [(part.losses.escaped, part.times) for part in self.parts if part.losses.escaped > 0]
+        if len(lost) == 1 and lost[0][1] == 1:
+            return lost[0][0]
+        kept = sum(times * math.log1p(-escaped) for escaped, times in lost)
         return min(1.0, -math.expm1(kept) * (1 + 1e-12))
 
     @cached_property
@@ -93,7 +96,7 @@ class Composition:
 
     @cached_property
     def largest(self) -> float:
-        """The largest possible loss."""
+        """The largest possible finite loss."""
         if self.gaussian + self.lattice > 0:
             return math.inf
         return sum(part.times * part.losses.largest for part in self.parts) * (1 + 1e-14)

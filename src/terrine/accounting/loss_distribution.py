@@ -50,8 +50,8 @@ class Losses:
 
     @property
     def largest(self) -> float:
-        """The largest loss that has mass."""
-        return math.inf if self.escaped > 0 else float(self.loss.max())
+        """The largest finite loss."""
+        return float(self.loss.max())
 
 
 @dataclass(frozen=True, eq=False)

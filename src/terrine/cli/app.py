@@ -8,6 +8,7 @@ from typing import NoReturn
 import typer
 
 from terrine.cli import accounting, pate
+from terrine.cli import accounting, ledger
 from terrine.errors import TerrineError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app.command("noise")(accounting.noise)
 app.command("steps")(accounting.steps)
 app.command("compare")(accounting.compare)
 app.add_typer(pate.app)
+app.add_typer(ledger.app, name="ledger")
 
 
 @app.command()

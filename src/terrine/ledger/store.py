@@ -1,0 +1,300 @@
+"""Where the rows live: one transaction at a time, durable when it returns, every database error in one clear line.
+
+SQLite: write-ahead log with synchronous=FULL, so that a commit is on disk before it returns, and BEGIN IMMEDIATE, so
+that what was read cannot change before it is written. PostgreSQL: the account's head row is locked for the transaction,
+and synchronous_commit is on. Both run the same statements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    bindparam,
+    create_engine,
+    event,
+    exc,
+    func,
+    insert,
+    make_url,
+    select,
+    update,
+)
+from sqlalchemy.pool import NullPool, QueuePool
+
+from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable, MissingExtra
+from terrine.ledger import schema
+from terrine.ledger.records import AccountRow, ChargeRow
+
+KINDS = ("sqlite", "postgresql")
+"""The databases that can hold a ledger."""
+
+_NOTHING = "nothing was charged, nothing was released"
+_MIGRATION_LOCK = 0x7465_7272_696E_65  # "terrine"
+
+_HEAD = select(schema.HEADS.c.sequence, schema.HEADS.c.hash).where(schema.HEADS.c.account == bindparam("key"))
+_LOCKED_HEAD = _HEAD.with_for_update()
+_ROW = select(schema.CHARGES).where(
+    schema.CHARGES.c.account == bindparam("key"), schema.CHARGES.c.sequence == bindparam("number")
+)
+_LAST_OF_STREAM = (
+    select(schema.CHARGES)
+    .where(schema.CHARGES.c.account == bindparam("key"), schema.CHARGES.c.partition == bindparam("stream"))
+    .order_by(schema.CHARGES.c.sequence.desc())
+    .limit(1)
+)
+_APPEND = insert(schema.CHARGES)
+_MOVE_HEAD = (
+    update(schema.HEADS)
+    .where(schema.HEADS.c.account == bindparam("key"))
+    .values(sequence=bindparam("number"), hash=bindparam("digest"))
+)
+
+
+class Store:
+    """One database that holds a ledger.
+
+    Raises:
+        LedgerUnavailable: it cannot be opened now.
+        LedgerDamaged: what is there is not a ledger.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], *, create: bool, timeout: float) -> None:
+        self.url = _url(url)
+        self._timeout = timeout
+        self._engine = self._connect_to(self.url, pooled=True)
+        self._process = os.getpid()
+        self._compiled: dict[Any, tuple[str, list[str]]] = {}
+        if self._file is not None:
+            self._find_or_create(self._file, create)
+        with self.transaction(write=False) as connection:
+            version = schema.found_version(connection)
+        if version == 0 and not create:
+            raise LedgerUnavailable(f"{self}: holds no ledger; `terrine ledger create` makes one")
+        if version < schema.VERSION:
+            with self.transaction() as connection:
+                if connection.dialect.name == "postgresql":
+                    connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+                schema.migrate(connection)
+
+    def __str__(self) -> str:
+        return self._file.name if self._file is not None else self.url.render_as_string(hide_password=True)
+
+    @property
+    def dialect(self) -> str:
+        """The kind of database: sqlite or postgresql."""
+        return self._engine.dialect.name
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def transaction(self, *, write: bool = True) -> Iterator[Connection]:
+        """One transaction: committed and on disk when the block ends, undone when it raises."""
+        if os.getpid() != self._process:  # a fork must not use its parent's connections
+            self._engine.dispose(close=False)
+            self._process = os.getpid()
+        try:
+            with self._engine.connect() as connection:
+                connection = connection.execution_options(terrine_write=write)
+                if not write and self.dialect == "postgresql":  # all that is read is of one moment, as it is in SQLite
+                    connection = connection.execution_options(isolation_level="REPEATABLE READ")
+                with connection.begin():
+                    yield connection
+        except (exc.DBAPIError, sqlite3.Error) as error:
+            raise self._explained(error) from error
+
+    def lock_head(self, connection: Connection, account: str) -> tuple[int, str]:
+        """The last sequence number and hash of `account`, which nobody else can move before this transaction ends."""
+        found = self._run(connection, _LOCKED_HEAD, {"key": account}).fetchone()
+        if found is None:
+            raise LedgerDamaged(f"{self}: the account has no head row; run `terrine ledger verify`")
+        return int(found[0]), str(found[1])
+
+    def head(self, connection: Connection, account: str) -> tuple[int, str] | None:
+        """The last sequence number and hash of `account`, or None where the row is gone."""
+        found = self._run(connection, _HEAD, {"key": account}).fetchone()
+        return None if found is None else (int(found[0]), str(found[1]))
+
+    def row(self, connection: Connection, account: str, sequence: int) -> ChargeRow | None:
+        """One charge."""
+        found = self._run(connection, _ROW, {"key": account, "number": sequence}).fetchone()
+        return None if found is None else ChargeRow(*found)
+
+    def last_of_streams(self, connection: Connection, account: str, streams: Iterable[str]) -> list[ChargeRow]:
+        """The last charge on each of `streams`: one look into an index for each, however long the history."""
+        found = [connection.execute(_LAST_OF_STREAM, {"key": account, "stream": one}).first() for one in streams]
+        return [ChargeRow(*row) for row in found if row is not None]
+
+    def append(self, connection: Connection, row: ChargeRow) -> None:
+        """Add `row` at the end of its account."""
+        self._run(connection, _APPEND, row.__dict__)
+        self._run(connection, _MOVE_HEAD, {"key": row.account, "number": row.sequence, "digest": row.hash})
+
+    def rows(self, connection: Connection, account: str) -> Iterator[ChargeRow]:
+        """Every charge of `account`, in order, without holding them all."""
+        table = schema.CHARGES
+        wanted = select(table).where(table.c.account == account).order_by(table.c.sequence)
+        for row in connection.execute(wanted, execution_options={"yield_per": 1000}):
+            yield ChargeRow(*row)
+
+    def accounts(self, connection: Connection, name: str | None = None) -> list[AccountRow]:
+        """The declared accounts, in the order of their names."""
+        wanted = select(schema.ACCOUNTS).order_by(schema.ACCOUNTS.c.name)
+        if name is not None:
+            wanted = wanted.where(schema.ACCOUNTS.c.name == name)
+        return [AccountRow(*row) for row in connection.execute(wanted)]
+
+    def declare(self, connection: Connection, row: AccountRow) -> None:
+        """Add an account with no charge."""
+        connection.execute(insert(schema.ACCOUNTS), row.__dict__)
+        connection.execute(insert(schema.HEADS), {"account": row.account, "sequence": 0, "hash": row.hash})
+        connection.execute(update(schema.META).values(accounts=schema.META.c.accounts + 1))
+
+    def counted(self, connection: Connection) -> int:
+        """How many accounts the ledger says it has."""
+        return int(connection.execute(select(schema.META.c.accounts)).scalar_one())
+
+    @property
+    def _file(self) -> Path | None:
+        return Path(str(self.url.database)) if self.url.get_backend_name() == "sqlite" else None
+
+    def _find_or_create(self, file: Path, create: bool) -> None:
+        if file.exists():
+            _must_be_whole(file)
+            return
+        if not create:
+            raise LedgerUnavailable(f"{file}: no such file; `terrine ledger create` makes one")
+        if any(file.with_name(file.name + tail).exists() for tail in ("-wal", "-journal")):
+            raise LedgerDamaged(
+                f"{file}: gone, but its log is still there; put the file back, or remove the log to begin anew"
+            )
+        self._create(file)
+
+    def _create(self, file: Path) -> None:
+        # Built aside and linked into place, so that no other process ever sees a ledger that is half made.
+        draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+        engine = self._connect_to(self.url.set(database=str(draft)), pooled=False)
+        try:
+            with engine.begin() as connection:
+                schema.migrate(connection)
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, file)
+        except (exc.DBAPIError, sqlite3.Error) as error:
+            raise self._explained(error) from error
+        except OSError as error:
+            raise LedgerUnavailable(f"{file}: {error.strerror}; {_NOTHING}") from error
+        finally:
+            engine.dispose()
+            for tail in ("", "-wal", "-shm"):
+                draft.with_name(draft.name + tail).unlink(missing_ok=True)
+
+    def _connect_to(self, url: URL, *, pooled: bool) -> Engine:
+        sqlite = url.get_backend_name() == "sqlite"
+        arguments: dict[str, Any] = (
+            {"timeout": self._timeout} if sqlite else {"connect_timeout": int(self._timeout) or 1}
+        )
+        try:
+            engine = create_engine(url, poolclass=QueuePool if pooled else NullPool, connect_args=arguments)
+        except (ImportError, exc.NoSuchModuleError):
+            raise MissingExtra(url.get_driver_name(), extra="postgres") from None
+        event.listen(engine, "connect", _prepare_sqlite if sqlite else self._prepare_postgresql)
+        if sqlite:
+            event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _run(self, connection: Connection, statement: Any, values: dict[str, Any]) -> Any:
+        """Execute one of the statements of a charge; on SQLite by its compiled text, at a third of the cost."""
+        if self.dialect != "sqlite":
+            return connection.execute(statement, values)
+        if (known := self._compiled.get(statement)) is None:
+            compiled = statement.compile(dialect=self._engine.dialect)
+            known = self._compiled[statement] = (str(compiled), compiled.positiontup)
+        driver: Any = connection.connection.driver_connection
+        return driver.execute(known[0], [values[name] for name in known[1]])
+
+    def _prepare_postgresql(self, connection: Any, _record: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET synchronous_commit = on")
+            cursor.execute(f"SET lock_timeout = {int(self._timeout * 1000)}")
+        connection.commit()
+
+    def _explained(self, error: exc.DBAPIError | sqlite3.Error) -> Exception:
+        said = " ".join(str(error.orig if isinstance(error, exc.DBAPIError) else error).split())
+        for sign, (kind, reason) in _REASONS.items():
+            if sign in said.lower():
+                return kind(f"{self}: {reason} ({said}); {_NOTHING}")
+        return LedgerUnavailable(f"{self}: {said}; {_NOTHING}")
+
+
+_REASONS: dict[str, tuple[type[Exception], str]] = {
+    "locked": (LedgerUnavailable, "another process holds it; try again when it is done"),
+    "lock timeout": (LedgerUnavailable, "another process holds the account; try again when it is done"),
+    "readonly": (LedgerUnavailable, "it may not be written here; make the file and its folder writable"),
+    "read-only": (LedgerUnavailable, "it may not be written here; make it writable"),
+    "full": (LedgerUnavailable, "there is no room to write; free some space"),
+    "no space": (LedgerUnavailable, "there is no room to write; free some space"),
+    "disk i/o": (LedgerUnavailable, "the disk refused; it may be full or failing"),
+    "unable to open": (LedgerUnavailable, "it cannot be opened; check that the folder exists and may be written"),
+    "malformed": (LedgerDamaged, "the file is damaged or cut short; restore it from a backup or an export"),
+    "not a database": (LedgerDamaged, "the file is not a ledger, or was overwritten; restore it from a backup"),
+}
+
+
+def _url(given: str | os.PathLike[str]) -> URL:
+    text = os.fspath(given)
+    if "://" not in text:
+        text = f"sqlite:///{text}"
+    try:
+        url = make_url(text)
+    except exc.ArgumentError:
+        raise InvalidArgument(
+            "url: not a database URL; want a path, sqlite:///file or postgresql+psycopg://..."
+        ) from None
+    if url.get_backend_name() not in KINDS:
+        raise InvalidArgument(f"url={url.drivername}: want a path, sqlite:///file or postgresql+psycopg://...")
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise InvalidArgument("url: a ledger in memory would forget what was spent; want a file")
+    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+
+
+def _must_be_whole(file: Path) -> None:
+    """Refuse a file that was cut short: SQLite would fill the end of a cut page with zeros, and an empty file anew."""
+    try:
+        size = file.stat().st_size
+        with open(file, "rb") as opened:
+            header = opened.read(100)
+    except OSError as error:
+        raise LedgerUnavailable(f"{file}: {error.strerror}; {_NOTHING}") from error
+    if size == 0:
+        raise LedgerDamaged(f"{file}: an empty file where a ledger should be; restore it, or remove it to begin anew")
+    log = file.with_name(file.name + "-wal")
+    if len(header) < 100 or not header.startswith(b"SQLite format 3") or (log.exists() and log.stat().st_size):
+        return  # SQLite itself says what is wrong, or repairs the file from its log
+    page = int.from_bytes(header[16:18], "big")
+    page = 65536 if page == 1 else page
+    if size % page or size < page * int.from_bytes(header[28:32], "big"):
+        raise LedgerDamaged(f"{file}: the file is damaged or cut short; restore it from a backup or an export")
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # transactions are begun below, not by the driver
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    write = connection.get_execution_options().get("terrine_write", True)
+    driver: Any = connection.connection.driver_connection
+    driver.execute("BEGIN IMMEDIATE" if write else "BEGIN")
