@@ -15,12 +15,9 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PACKAGES = frozenset({"accounting", "errors", "events", "mechanisms", "pate", "datasets"})
+_PACKAGES = frozenset({"accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"})
 
-__all__ = ["__version__", "accounting", "datasets", "errors", "events", "mechanisms", "pate"]
-_PACKAGES = frozenset({"accounting", "errors", "events", "ledger"})
-
-__all__ = ["__version__", "accounting", "errors", "events", "ledger"]
+__all__ = ["__version__", "accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"]
 
 
 def __getattr__(name: str) -> ModuleType:

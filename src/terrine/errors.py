@@ -44,6 +44,8 @@ class MissingExtra(TerrineError, ImportError):
 
 class Halted(TerrineError, RuntimeError):
     """A stream that has given out all it was paid for was asked again."""
+
+
 class LedgerUnavailable(TerrineError):
     """The ledger's database cannot be used now: nothing was charged and nothing was released."""
 
