@@ -24,6 +24,9 @@ __all__ = ["__version__", "accounting", "audit", "errors", "events", "mechanisms
 _PACKAGES = frozenset({"accounting", "errors", "events", "ledger"})
 
 __all__ = ["__version__", "accounting", "errors", "events", "ledger"]
+_PACKAGES = frozenset({"accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"})
+
+__all__ = ["__version__", "accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"]
 
 
 def __getattr__(name: str) -> ModuleType:

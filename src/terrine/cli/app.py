@@ -9,6 +9,7 @@ import typer
 
 from terrine.cli import accounting, audit, pate
 from terrine.cli import accounting, ledger
+from terrine.cli import accounting, ledger, pate
 from terrine.errors import TerrineError
 
 app = typer.Typer(

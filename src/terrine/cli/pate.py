@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -25,7 +26,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Seed = Annotated[
     int | None, typer.Option("--test-seed", help="Seeded noise, for tests only: the result is marked as not private.")
 ]
-Ledger = Annotated[str | None, typer.Option(help="Charge this ledger (a database URL) before anything is shown.")]
+Ledger = Annotated[
+    str | None,
+    typer.Option(
+        help="Charge this ledger before anything is shown; $TERRINE_LEDGER_KEY seals the vote-dependent bill."
+    ),
+]
 Account = Annotated[str | None, typer.Option(help="The account in the ledger.")]
 
 
@@ -233,7 +239,8 @@ def _account(url: str | None, name: str | None) -> Iterator[Any]:
         raise InvalidArgument("--ledger without --account: want the account to charge")
     from terrine.ledger import Ledger as Book
 
-    with Book.open(url) as book:
+    book = Book.open(url, key=os.environ.get("TERRINE_LEDGER_KEY"))
+    with book:
         yield book.account(name)
 
 

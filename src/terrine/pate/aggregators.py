@@ -6,7 +6,8 @@
     InteractiveGaussianMax  the same test on max n_j - M p_j, with p the student's own prediction
 
 An aggregator's fields are public. A plan fixes, before any vote is looked at, how many queries may be asked and
-answered; the event is the plan's, so its cost holds whatever the votes are. The account is charged before an answer is drawn.
+answered; the event is the plan's, so its cost holds whatever the votes are. The account is charged before an answer
+is drawn.
 
 Noise is drawn on a grid of 2^-20 votes, rounded from the real line, exactly; so events are the continuous ones.
 """

@@ -135,7 +135,12 @@ class Run:
         from terrine.pate.stacked import Recipe
 
         images = data.inputs.ndim == 4
-        recipe = Recipe(epochs=epochs, rate=3e-3, shift=2 if images else 0, warp=1.0 if images else 0.0)
+        recipe = Recipe(
+            epochs=epochs,
+            rate=3e-3,
+            shift=min(2, data.inputs.shape[-1] // 9) if images else 0,
+            warp=1.0 if images else 0.0,
+        )
         x, y = torch.from_numpy(data.inputs), torch.from_numpy(data.labels)
         return teachers.train_modules(
             builder(data.inputs.shape[1:], classes, student=False), x, y, deal, recipe,

@@ -69,12 +69,16 @@ class Supervised:
 
 @dataclass(frozen=True)
 class Consistency:
-    """What the model is sure of on an input, it should also say when the input is moved a lot."""
+    """What the model is sure of on an input, it should also say when the input is moved a lot.
+
+    Answers are noisy: once `trust` of the training is over, an answer that the model is sure is wrong is left out.
+    """
 
     weight: float = 1.0
     sure: float = 0.9
     warp: float = 1.6
     shift: int = 3
+    trust: float = 0.3
 
     def loss(self, step: Step) -> Tensor:
         labelled = _moved(step.labelled, 0.7, 2, step)
@@ -84,8 +88,11 @@ class Consistency:
         logits = step.model(torch.cat([labelled, strong]))
         known, other = logits[: len(labelled)], logits[len(labelled) :]
         taught = functional.cross_entropy(other, guess, reduction="none") * (chance >= self.sure)
-        supervised = functional.cross_entropy(known, step.labels, label_smoothing=0.1)
-        return supervised + self.weight * min(1.0, 5 * step.done) * taught.mean()
+        supervised = functional.cross_entropy(known, step.labels, reduction="none")
+        if step.done > self.trust:
+            chance, guess = functional.softmax(known.detach(), dim=1).max(dim=1)
+            supervised = supervised * ((guess == step.labels) | (chance < self.sure))
+        return supervised.mean() + self.weight * min(1.0, 5 * step.done) * taught.mean()
 
 
 @dataclass(frozen=True)
@@ -240,8 +247,9 @@ def spread(inputs: ArrayLike, number: int, *, seed: int = 0) -> NDArray[np.int64
 
     flat = np.asarray(inputs, dtype=np.float32).reshape(len(np.asarray(inputs)), -1)
     found = MiniBatchKMeans(number, random_state=seed, n_init=1, batch_size=2048).fit(flat)
-    nearest = {int(np.argmin(((flat - centre) ** 2).sum(axis=1))) for centre in found.cluster_centers_}
-    chosen = sorted(nearest)
+    squares = (flat**2).sum(axis=1)
+    nearest = [int(np.argmin(squares - 2 * (flat @ centre))) for centre in found.cluster_centers_]
+    chosen = sorted(set(nearest))
     spare = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(len(flat)), chosen))
     return np.array([*chosen, *spare[: number - len(chosen)].tolist()], dtype=np.int64)
 
@@ -288,7 +296,10 @@ class _Game:
 
 
 def _moved(x: Tensor, warp: float, shift: int, step: Step) -> Tensor:
-    return shifted(warped(x, warp, step.generator), shift, step.generator) if step.images else x
+    if not step.images:
+        return x
+    most = min(shift, x.shape[-1] // 9)  # a shift of two pixels is much in a small image
+    return shifted(warped(x, warp, step.generator), most, step.generator)
 
 
 def _unit(direction: Tensor) -> Tensor:

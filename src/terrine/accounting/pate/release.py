@@ -1,8 +1,8 @@
 """Releasing the vote-dependent bill itself: Gaussian noise scaled to its smooth sensitivity [PSM18] [NRS07].
 
-With S a b-smooth bound on f's sensitivity, f(D) + s S(D) N(0, 1) is compared with the same on a neighbour: two
-Gaussians whose means differ by at most the smaller S and whose deviations differ by a factor r between e^-b and e^b. Their
-divergence at order a is, with V = 1 - a + a r^2 > 0,
+With S a b-smooth bound on the sensitivity of f, f(D) + s S(D) N(0, 1) is compared with the same on a neighbour: two
+Gaussians whose means differ by at most the smaller S and whose deviations differ by a factor r between e^-b and e^b.
+Their divergence at order a is, with V = 1 - a + a r^2 > 0,
 
     a min(1, r)^2 / (2 s^2 V) + (2 a log r - log V) / (2 (a - 1)),
 
