@@ -27,6 +27,9 @@ __all__ = ["__version__", "accounting", "errors", "events", "ledger"]
 _PACKAGES = frozenset({"accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"})
 
 __all__ = ["__version__", "accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"]
+_PACKAGES = frozenset({"accounting", "errors", "events", "ledger", "sgd"})
+
+__all__ = ["__version__", "accounting", "errors", "events", "ledger", "sgd"]
 
 
 def __getattr__(name: str) -> ModuleType:

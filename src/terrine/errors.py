@@ -48,6 +48,8 @@ class Halted(TerrineError, RuntimeError):
 
 class OutOfOrder(TerrineError, RuntimeError):
     """A run was asked for something at the wrong moment; nothing was released."""
+
+
 class LedgerUnavailable(TerrineError):
     """The ledger's database cannot be used now: nothing was charged and nothing was released."""
 

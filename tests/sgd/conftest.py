@@ -1,8 +1,13 @@
 """What the DP-SGD tests share: small data, small models, and the slow obvious clipped sum."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))  # the clipping tests import their oracle by name
 
 
 @pytest.fixture(autouse=True)
@@ -11,7 +16,7 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture()
+@pytest.fixture
 def digits():
     """The scikit-learn digits: 1,500 to train, 297 to test, scaled to 0 ... 1."""
     from sklearn.datasets import load_digits
@@ -21,7 +26,7 @@ def digits():
     return (x[:1500], y[:1500]), (x[1500:], y[1500:])
 
 
-@pytest.fixture()
+@pytest.fixture
 def small():
     """Twelve examples of four features in three classes, with gradients that need clipping."""
     generator = torch.Generator().manual_seed(3)
@@ -30,7 +35,7 @@ def small():
     return x, y
 
 
-@pytest.fixture()
+@pytest.fixture
 def linear():
     generator = torch.Generator().manual_seed(5)
     model = nn.Linear(4, 3)

@@ -79,7 +79,9 @@ class Checkpoint:
             return None
         record = _load(self.path)
         if record["plan"] != repr(plan):
-            raise InvalidArgument(f"{self.path}: a run of another plan, {record['plan']}; want the same or another path")
+            raise InvalidArgument(
+                f"{self.path}: a run of another plan, {record['plan']}; want the same or another path"
+            )
         if record["sealed"] is None:
             return Saved(Key.fresh(), record["charged_to"], record["limit"], record, None)
         secret = self._unsealed(record)
@@ -92,7 +94,7 @@ class Checkpoint:
         """Bring `run` to where it was saved, and keep it from now on."""
         self._constant = {
             "plan": repr(run.step.plan),
-            "charged_to": charged_to if charged_to is not None or saved is None else saved.charged_to,
+            "charged_to": charged_to,
             "limit": run.step.limit,
             "data": source.fingerprint(run.step.key.secret),
         }
@@ -183,7 +185,9 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         record = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
-        raise InvalidArgument(f"{path}: not a checkpoint ({type(error).__name__}); remove it or choose another") from None
+        raise InvalidArgument(
+            f"{path}: not a checkpoint ({type(error).__name__}); remove it or choose another"
+        ) from None
     if not isinstance(record, dict) or record.get("version") != _VERSION:
         raise InvalidArgument(f"{path}: not a checkpoint of this version of Terrine; choose another path")
     return record
@@ -210,7 +214,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _generators() -> dict[str, Any]:
     """The states of the global generators, which dropout and augmentations draw from."""
-    name, words, place, has_gauss, gauss = np.random.get_state(legacy=True)  # type: ignore[misc]
+    name, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, following = random.getstate()
     return {
         "torch": bytes(torch.get_rng_state().tolist()).hex(),

@@ -95,7 +95,7 @@ class Source:
 
         loader = DataLoader(
             self._dataset,
-            batch_sampler=_Once(filled()),  # type: ignore[arg-type]
+            batch_sampler=_Once(filled()),
             num_workers=self._workers,
             collate_fn=self._collate,
         )

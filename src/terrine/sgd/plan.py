@@ -1,6 +1,6 @@
 """The plan of a run: the one value that its sampler, its noise and its event all come from.
 
-One step of DP-SGD [ACG+16], Algorithm 1, with the expected lot size L and the clipping bound C:
+One step of DP-SGD [ACG16], Algorithm 1, with the expected lot size L and the clipping bound C:
 
     theta <- theta - rate/L ( sum over the lot of clip(g_i, C) + N(0, (noise reach C)^2 I) )
 
@@ -9,6 +9,7 @@ where reach is 1 under add/remove and zero-out neighbours and 2 under replace-on
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from dataclasses import dataclass, field
@@ -144,7 +145,7 @@ class Plan:
         """The run as stretches of equal steps."""
         parts = len(self.noise_stages.factors)
         edges = [min(-(-k * self.steps // parts), steps) for k in range(parts + 1)]
-        lengths = [later - sooner for sooner, later in zip(edges, edges[1:], strict=False)]
+        lengths = [later - sooner for sooner, later in itertools.pairwise(edges)]
         scaled = [noise * factor for factor in self.noise_stages.factors]
         return [(self._release(one), one, length) for one, length in zip(scaled, lengths, strict=True) if length]
 
@@ -167,7 +168,7 @@ class Plan:
         if self.epochs is not None:
             epochs = check.positive("epochs", self.epochs)
             planned = self.sampling.steps(epochs, examples=self.examples, lot=self.lot)
-        if self.steps is None:
+        if _left_out(self.steps):
             if planned is None:
                 raise InvalidArgument("Plan: want epochs= or steps=")
             return planned
@@ -178,15 +179,15 @@ class Plan:
 
     def _settled_delta(self) -> float:
         if self.budget is None:
-            if self.noise is None or self.delta is None:
+            if _left_out(self.noise) or _left_out(self.delta):
                 raise InvalidArgument("Plan: want budget=Budget(epsilon, delta), or noise= and delta=")
             return check.open_unit("delta", self.delta)
-        if self.delta is not None and self.delta != self.budget.delta:
+        if not _left_out(self.delta) and self.delta != self.budget.delta:
             raise InvalidArgument(f"delta={self.delta}, budget.delta={self.budget.delta}: want one of them")
         return check.open_unit("delta", self.budget.delta, "Gaussian noise cannot keep delta 0")
 
     def _settled_noise(self) -> float:
-        if self.noise is not None:
+        if not _left_out(self.noise):
             noise = check.not_negative("noise", self.noise, "terrine.accounting.calibrate chooses it")
             self._check_given(noise)
             return noise
@@ -207,3 +208,7 @@ class Plan:
                 f"noise={noise}: costs more than epsilon={self.budget.epsilon}, delta={self.delta}; "
                 "leave noise out and the plan chooses it"
             )
+
+
+def _left_out(value: Any) -> bool:
+    return value is None

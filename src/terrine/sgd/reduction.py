@@ -9,7 +9,8 @@ anything else means that one example's loss depends on another, and no clipping 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +47,34 @@ def of_criterion(criterion: Callable[[Any, Any], Tensor], output: Any, target: A
     return _compare(loss, tree_flatten((output, target))[0], size, len(tree_flatten(output)[0]))
 
 
+def of_model(model: nn.Module, args: Any, kwargs: Any, size: int) -> Reduction:
+    """The reduction of a loss that the model itself returns, tried on two examples alone and together.
+
+    Raises:
+        InvalidArgument: the loss mixes examples.
+    """
+    with _evaluating(model), torch.no_grad():
+        one, other, both = (_own_loss(model, args, kwargs, rows, size) for rows in (slice(1), slice(1, 2), slice(2)))
+    for reduction, expected in ((Reduction.MEAN, (one + other) / 2), (Reduction.SUM, one + other)):
+        if _close(both, expected):
+            return reduction
+    raise InvalidArgument(
+        f"{type(model).__name__}: the loss it returns for two examples is neither their sum nor their mean; "
+        "want one that is, or take its logits and compute the loss by example"
+    )
+
+
+def _own_loss(model: nn.Module, args: Any, kwargs: Any, rows: slice, size: int) -> Tensor:
+    args, kwargs = tree_map(lambda leaf: leaf[rows] if _has_rows(leaf, size) else leaf, (args, kwargs))
+    found: Tensor = next(leaf for leaf in tree_flatten(model(*args, **kwargs))[0] if is_loss(leaf))
+    return found
+
+
+def is_loss(leaf: Any) -> bool:
+    """Whether an output is one number: a loss that the model computed itself."""
+    return isinstance(leaf, Tensor) and leaf.dim() == 0 and leaf.is_floating_point()
+
+
 def check_examples_apart(model: nn.Module, args: Any, kwargs: Any, size: int) -> None:
     """Run the model on two examples alone and in company; one example's output must not depend on another.
 
@@ -53,19 +82,25 @@ def check_examples_apart(model: nn.Module, args: Any, kwargs: Any, size: int) ->
         InvalidArgument: it does.
     """
     alone, company = min(2, size - 1), min(8, size)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with _evaluating(model):
         few, again, many = (_outputs(model, args, kwargs, count, size) for count in (alone, alone, company))
-    finally:
-        for module, training in modes:
-            module.training = training
     pairs = zip(few, again, many, strict=True)
     if not all(_close(one, _rows(three, alone, company)) for one, two, three in pairs if torch.equal(one, two)):
         raise InvalidArgument(
-            f"{type(model).__name__}: the output for {alone} examples changes in the company of others: the model mixes "
+            f"{type(model).__name__}: the output for {alone} examples changes in company: the model mixes "
             "examples, so no clipping bounds one of them; want a model that treats each alone"
         )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _outputs(model: nn.Module, args: Any, kwargs: Any, count: int, size: int) -> list[Tensor]:
@@ -83,7 +118,7 @@ class Tape:
         self.found: Reduction | None = None
         self._inputs: list[Tensor] = []
         self._outputs = 0
-        self._calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self._calls: list[tuple[Any, Any, Any, list[Watched]]] = []
 
     def watch(self, value: Any, *, output: bool = False) -> Any:
         """`value` with every tensor in it remembering its use."""
@@ -110,7 +145,10 @@ class Tape:
         calls = list(self._calls)
         if loss.numel() == 1:
             self.found = _compare(
-                lambda rows: self._replay(calls, rows, loss), [plain(one) for one in self._inputs], self.size, self._outputs
+                lambda rows: self._replay(calls, rows, loss),
+                [plain(one) for one in self._inputs],
+                self.size,
+                self._outputs,
             )
         else:
             self.found = Reduction.SUM
@@ -134,7 +172,8 @@ class Tape:
                 result = function(*given[0], **given[1])
             for old, new in zip(made, tree_flatten(result)[0], strict=False):
                 values[id(old)] = new
-        return values[id(loss)]
+        replayed: Tensor = values[id(loss)]
+        return replayed
 
 
 _DIVIDES = frozenset({"div", "div_", "true_divide", "__truediv__", "__itruediv__"})
@@ -148,10 +187,12 @@ class Watched(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tape = next((one.tape for one in tree_flatten((args, kwargs))[0] if isinstance(one, Watched) and one.tape), None)
+        tape = next(
+            (one.tape for one in tree_flatten((args, kwargs))[0] if isinstance(one, Watched) and one.tape), None
+        )
         if func is Tensor.backward and tape is not None:
             tape.settle(args[0])
-        result = super().__torch_function__(func, types, args, kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if tape is not None and func is not Tensor.backward:
             tape.record(func, args, kwargs, result)
         return result
@@ -182,17 +223,25 @@ def _compare(loss: Callable[[list[Any]], Tensor], leaves: list[Any], size: int, 
 
 def _gradients(loss: Callable[[list[Any]], Tensor], leaves: list[Any], outputs: int) -> list[Tensor]:
     leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    floating = [leaf.requires_grad_() for leaf in leaves[:outputs] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    floating = [
+        leaf.requires_grad_() for leaf in leaves[:outputs] if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         value = loss(leaves)
         if not isinstance(value, Tensor) or value.dim() > 1:
-            raise InvalidArgument("the loss is not one number, nor one number per example; want criterion(output, target)")
+            raise InvalidArgument(
+                "the loss is not one number, nor one number per example; want criterion(output, target)"
+            )
         found = torch.autograd.grad(value.sum(), floating, allow_unused=True)
     return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(floating, found, strict=True)]
 
 
 def _rows(leaf: Any, count: int, size: int) -> Any:
-    return leaf[:count] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf
+    return leaf[:count] if _has_rows(leaf, size) else leaf
+
+
+def _has_rows(leaf: Any, size: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == size
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

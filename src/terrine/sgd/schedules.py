@@ -1,8 +1,8 @@
 """What may change during a run, fixed in advance by the plan or steered by a billed release.
 
-    Stages      factors for equal, successive parts of the run; for the noise or for the clipping bound
-    Adaptive    the bound follows a quantile of the gradient norms: C <- C exp(-rate (b - quantile)), where b is the
-                fraction of examples with norm <= C, released with Gaussian noise              [ATMR21] Algorithm 1
+Stages      factors for equal, successive parts of the run; for the noise or for the clipping bound
+Adaptive    the bound follows a quantile of the gradient norms: C <- C exp(-rate (b - quantile)), where b is the
+            fraction of examples with norm <= C, released with Gaussian noise              [ATMR21] Algorithm 1
 """
 
 from __future__ import annotations

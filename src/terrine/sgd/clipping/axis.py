@@ -13,6 +13,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from terrine.errors import TerrineError
+
+
+class Unfollowed(TerrineError):
+    """Nobody can tell how an operation treats the examples; the caller takes the slow exact way."""
+
 
 class Where(NamedTuple):
     """Index i along `axis` belongs to example (i // inner) mod n."""
@@ -38,29 +44,44 @@ def by_example(tensor: Tensor, where: Where, examples: int, features: int) -> Te
     return split.movedim(axis + 1, 0).reshape(examples, -1, *tail)
 
 
+def folded(shape: Sequence[int], where: Where, examples: int, name: str) -> int:
+    """How many consecutive indices of the first dimension belong to each example.
+
+    Raises: Unfollowed where the examples do not lie there.
+    """
+    fold = shape[0] // examples
+    if examples > 1 and (where.axis != 0 or where.inner != fold or fold * examples != shape[0]):
+        raise Unfollowed(f"{name}: the examples are not its first dimension")
+    return fold
+
+
 def fits(shape: Sequence[int], where: Where, examples: int) -> bool:
     """Whether a tensor of this shape can hold its examples there."""
     return where.axis < len(shape) and shape[where.axis] % (examples * where.inner) == 0 and shape[where.axis] > 0
 
 
-def follow(name: str, source: Tensor, where: Where, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, n: int) -> Where | None:
+def follow(
+    name: str, source: Tensor, where: Where, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, n: int
+) -> Where | None:
     """Where the examples of `source` lie in `out`, the result of the operation `name`; None where nobody can tell."""
     if name in _RESHAPES:
         return _reshaped(source.shape, where, out.shape, n)
     if name in _MOVES:
         return _moved(name, source.dim(), where, args, kwargs)
     if name == "__getitem__":
-        return _indexed(source, where, args[1], out, n)
+        return _indexed(source, where, args[1], out)
     if name in _SHIFTS and out.dim() != source.dim():
-        return _shifted(source, where, args, kwargs, out, name, n)
+        return _shifted(source, where, args, kwargs, out, name)
     if out.dim() == source.dim() and out.shape[where.axis] == source.shape[where.axis]:
         return where
-    return _searched(source, where, out, n)
+    return _searched(source, where, out)
 
 
 _RESHAPES = frozenset({"view", "reshape", "flatten", "unflatten", "ravel", "view_as", "reshape_as", "contiguous"})
 _MOVES = frozenset({"transpose", "swapaxes", "swapdims", "t", "T", "mT", "permute", "movedim", "moveaxis"})
-_SHIFTS = frozenset({"unsqueeze", "select", "sum", "mean", "amax", "amin", "logsumexp", "var", "std", "norm", "prod", "unbind", "stack"})
+_SHIFTS = frozenset(
+    {"unsqueeze", "select", "sum", "mean", "amax", "amin", "logsumexp", "var", "std", "norm", "prod", "unbind", "stack"}
+)
 
 
 def _reshaped(old: Sequence[int], where: Where, new: Sequence[int], n: int) -> Where | None:
@@ -94,7 +115,7 @@ def _moved(name: str, dims: int, where: Where, args: Sequence[Any], kwargs: dict
 
 
 def _shifted(
-    source: Tensor, where: Where, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, name: str, n: int
+    source: Tensor, where: Where, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, name: str
 ) -> Where | None:
     given = kwargs.get("dim", args[1] if len(args) > 1 else 0 if name in ("unbind", "stack") else None)
     gone = given if isinstance(given, tuple | list) else (given,)
@@ -108,11 +129,11 @@ def _shifted(
     return Where(where.axis - sum(axis < where.axis for axis in removed), where.inner)
 
 
-def _indexed(source: Tensor, where: Where, index: Any, out: Tensor, n: int) -> Where | None:
+def _indexed(source: Tensor, where: Where, index: Any, out: Tensor) -> Where | None:
     """Numbers drop a dimension, None makes one, slices keep theirs; examples may only be sliced as a whole."""
     items = index if isinstance(index, tuple) else (index,)
     if any(isinstance(item, Tensor | list) for item in items):
-        return _searched(source, where, out, n)
+        return _searched(source, where, out)
     named = sum(item is not None and item is not Ellipsis for item in items)
     filled: list[Any] = []
     for item in items:
@@ -130,7 +151,7 @@ def _indexed(source: Tensor, where: Where, index: Any, out: Tensor, n: int) -> W
     return Where(new, where.inner) if whole else None
 
 
-def _searched(source: Tensor, where: Where, out: Tensor, n: int) -> Where | None:
+def _searched(source: Tensor, where: Where, out: Tensor) -> Where | None:
     """The one dimension that still has the old length; the same place first, then the front."""
     length = source.shape[where.axis]
     for axis in (where.axis, 0):

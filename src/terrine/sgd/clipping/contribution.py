@@ -25,8 +25,8 @@ class Contribution(Protocol):
         """The squared norm of every example's gradient."""
         ...
 
-    def add_to(self, total: Tensor, factor: Tensor) -> None:
-        """total += sum_i factor_i g_i; `total` is contiguous and has the parameter's shape."""
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+        """total += sum_i factor_i g_i; total is contiguous, and where it is fresh it holds nothing yet, not even 0."""
         ...
 
     def dense(self) -> Tensor:
@@ -50,12 +50,12 @@ class Dense:
             rows = rows.contiguous()
         return squared_rows(rows)
 
-    def add_to(self, total: Tensor, factor: Tensor) -> None:
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         rows = self.rows.reshape(len(self.rows), -1)
         if rows.dtype == total.dtype == factor.dtype:
-            total.view(-1).addmv_(rows.t(), factor)
+            total.view(-1).addmv_(rows.t(), factor, beta=float(not fresh))
         else:
-            total.view(-1).addmv_(rows.t().to(total.dtype), factor.to(total.dtype))
+            total.view(-1).addmv_(rows.t().to(total.dtype), factor.to(total.dtype), beta=float(not fresh))
 
     def dense(self) -> Tensor:
         return self.rows
@@ -71,22 +71,28 @@ class Outer:
     inputs: Tensor
     gradients: Tensor
     shape: tuple[int, ...]
+    input_squares: Tensor | None = None  # |in_i|^2 where it is known already
     _rows: Tensor | None = field(default=None, repr=False)
 
     def squares(self) -> Tensor:
         _, positions, width = self.inputs.shape
         height = self.gradients.shape[2]
         if positions == 1:
-            return squared_rows(self.inputs.flatten(1)) * squared_rows(self.gradients.flatten(1))
+            known = squared_rows(self.inputs.flatten(1)) if self.input_squares is None else self.input_squares
+            return known * squared_rows(self.gradients.flatten(1))
         if prefers_direct(positions, width, height):
             return squared_rows(self._direct())
+        return self.ghost()
+
+    def ghost(self) -> Tensor:
+        """The squared norms by Gram matrices."""
         inner = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
         outer = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
         return torch.bmm(inner.view(len(inner), 1, -1), outer.view(len(outer), -1, 1)).view(-1)
 
-    def add_to(self, total: Tensor, factor: Tensor) -> None:
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         if self._rows is not None:
-            Dense(self._rows).add_to(total, factor)
+            Dense(self._rows).add_to(total, factor, fresh)
             return
         scale = factor.to(self.gradients.dtype).view(-1, 1, 1)
         inputs, gradients = self.inputs, self.gradients
@@ -97,9 +103,9 @@ class Outer:
         flat = total.view(gradients.shape[2], inputs.shape[2])
         left, right = gradients.flatten(0, 1).t(), inputs.flatten(0, 1)
         if total.dtype == right.dtype:
-            flat.addmm_(left, right)
+            flat.addmm_(left, right, beta=float(not fresh))
         else:
-            flat.addmm_(left.to(total.dtype), right.to(total.dtype))
+            flat.addmm_(left.to(total.dtype), right.to(total.dtype), beta=float(not fresh))
 
     def dense(self) -> Tensor:
         return self._direct().view(-1, *self.shape)
@@ -133,8 +139,9 @@ class Lookup:
         rows = self.gradients.new_zeros(len(pair), width).index_add_(0, where, self.gradients.flatten(0, 1))
         return rows.new_zeros(n).index_add_(0, pair // self.shape[0], squared_rows(rows))
 
-    def add_to(self, total: Tensor, factor: Tensor) -> None:
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         rows = self.gradients * factor.to(self.gradients.dtype).view(-1, 1, 1)
+        total = total.zero_() if fresh else total
         total.index_add_(0, self.tokens.flatten(), rows.flatten(0, 1).to(total.dtype))
 
     def dense(self) -> Tensor:
@@ -155,12 +162,16 @@ def together(parts: list[Contribution]) -> Contribution:
     if all(isinstance(part, Outer) for part in parts):
         outers = [part for part in parts if isinstance(part, Outer)]
         return Outer(
-            torch.cat([part.inputs for part in outers], 1), torch.cat([part.gradients for part in outers], 1), outers[0].shape
+            torch.cat([part.inputs for part in outers], 1),
+            torch.cat([part.gradients for part in outers], 1),
+            outers[0].shape,
         )
     if all(isinstance(part, Lookup) for part in parts):
         lookups = [part for part in parts if isinstance(part, Lookup)]
         return Lookup(
-            torch.cat([part.tokens for part in lookups], 1), torch.cat([part.gradients for part in lookups], 1), lookups[0].shape
+            torch.cat([part.tokens for part in lookups], 1),
+            torch.cat([part.gradients for part in lookups], 1),
+            lookups[0].shape,
         )
     total = parts[0].dense().clone()
     for part in parts[1:]:
@@ -168,10 +179,17 @@ def together(parts: list[Contribution]) -> Contribution:
     return Dense(total)
 
 
+def kept(part: Contribution) -> int:
+    """The bytes of the per-example gradients a contribution keeps, if it does."""
+    rows = getattr(part, "_rows", None)
+    return 0 if rows is None else rows.numel() * rows.element_size()
+
+
 def squared_rows(rows: Tensor) -> Tensor:
     """|row|^2 of every row, in float32 or wider."""
     rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    return torch.linalg.vector_norm(rows, dim=1).square_()
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.square_()
 
 
 def prefers_direct(positions: int, width: int, height: int) -> bool:
@@ -179,7 +197,7 @@ def prefers_direct(positions: int, width: int, height: int) -> bool:
 
     Direct: the products that the sum needs anyway, then written and read twice. Ghost: its products come on top.
     """
-    ghost = positions * positions * (width + height + 1)
+    ghost = positions * positions * (width + height + 64)
     direct = TRAFFIC * width * height
     return direct <= ghost
 

@@ -23,6 +23,8 @@ def call(model: nn.Module, x: Lot) -> Any:
 
 def count(lot: Lot) -> int:
     """How many examples a lot holds; -1 where its tensors disagree."""
+    if isinstance(lot, Tensor) and lot.dim():
+        return int(lot.shape[0])
     sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in pytree.tree_leaves(lot) if isinstance(leaf, Tensor)}
     if not sizes:
         raise InvalidArgument(f"a lot of type {type(lot).__name__}: want tensors whose first dimension counts examples")
@@ -31,6 +33,8 @@ def count(lot: Lot) -> int:
 
 def part(lot: Lot, start: int, stop: int) -> Lot:
     """The examples `start` to `stop` of a lot."""
+    if isinstance(lot, Tensor):
+        return lot[start:stop]
     return pytree.tree_map(lambda leaf: leaf[start:stop] if isinstance(leaf, Tensor) else leaf, lot)
 
 

@@ -82,7 +82,8 @@ class Views:
     def squares(self) -> Tensor:
         return torch.stack([part.squares() for part in self.parts]).sum(0)
 
-    def add_to(self, total: Tensor, factor: Tensor) -> None:
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+        total = total.zero_() if fresh else total
         for part, place in zip(self.parts, self.places, strict=True):
             view = total.as_strided(*place)
             target = view if view.is_contiguous() else torch.zeros_like(view, memory_format=torch.contiguous_format)
@@ -111,7 +112,7 @@ def shares_memory(view: Tensor, base: Tensor) -> bool:
 
 
 def _place(view: Tensor, base: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    return tuple(view.shape), tuple(view.stride()), view.storage_offset() - base.storage_offset()
+    return tuple(view.shape), tuple(view.stride()), int(view.storage_offset()) - int(base.storage_offset())
 
 
 def _to_parents(piece: Piece, total: Contribution, examples: int) -> None:

@@ -7,6 +7,7 @@ the same examples (two views of one lot); a forward pass after a backward begins
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.examples import trained
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
+from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
-from terrine.sgd.clipping.summing import add_clipped, zeros
+from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import Tape
+from terrine.sgd.validate import validate
 
 
 class Recorder:
@@ -29,17 +32,18 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module, *, clip: float | ClippingRule) -> None:
+        validate(model)
         self.model = model
         self.clip: ClippingRule = as_rule(clip)
         self._tapes: list[Tape] = []
-        self._open: list[Tape | None] = []
+        self._open: list[ExitStack | None] = []
         self._leaked: set[str] = set()
         self._hooks: list[Any] = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave, always_call=True),
         ]
         for name, parameter in trained(model).items():
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._leak(name)))
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._leak(name)))  # type: ignore[no-untyped-call]
 
     def collect(self, *, scale: float = 1.0) -> Clipped:
         """Consume what was recorded; `scale` undoes a mean reduction: the lot size for mean, 1 for sum.
@@ -53,12 +57,12 @@ class Recorder:
                 f"{', '.join(leaked)}: used outside the model's forward pass, or recomputed in the backward pass "
                 "(checkpointing), where no gradient can be clipped; sgd.clipped_sum takes any model"
             )
-        sums = zeros(trained(self.model))
+        sums = Sums(trained(self.model))
         norms = [torch.zeros(0)]
         with torch.no_grad():
             for tape in tapes:
-                norms.append(add_clipped(sums, *tape.finish(), self.clip, scale))
-        return Clipped(sums, torch.cat(norms[1:] or norms))
+                norms.append(sums.add(*tape.finish(), self.clip, scale))
+        return Clipped(sums.totals(), torch.cat(norms[1:] or norms))
 
     def discard(self) -> None:
         """Forget what was recorded."""
@@ -81,8 +85,10 @@ class Recorder:
             return
         tape = self._tape(int(leaves[0].shape[0]))
         tape.mark(leaves)
-        self._open[-1] = tape
-        tape.__enter__()
+        watch = ExitStack()
+        watch.enter_context(own_rules(module, tape))
+        watch.enter_context(tape)
+        self._open[-1] = watch
 
     def _tape(self, size: int) -> Tape:
         last = self._tapes[-1] if self._tapes else None
@@ -92,13 +98,13 @@ class Recorder:
         self._tapes.append(Tape(trained(self.model), size))
         return self._tapes[-1]
 
-    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        tape = self._open.pop()
-        if tape is not None:
-            tape.__exit__(None, None, None)
+    def _leave(self, *_: Any) -> None:
+        watch = self._open.pop()
+        if watch is not None:
+            watch.close()
 
     def _leak(self, name: str) -> Any:
-        def hook(parameter: Tensor) -> None:
+        def hook(_: Tensor) -> None:
             self._leaked.add(name)
 
         return hook

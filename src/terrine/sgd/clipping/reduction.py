@@ -6,6 +6,7 @@ loss that compares examples, mixes them, and no clipping of it is private.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -35,21 +36,34 @@ def reduction_scale(alone: tuple[Clipped, Clipped], together: Clipped, *, tolera
     raise InvalidArgument(MIXED)
 
 
-def output_reduction(criterion: Criterion, output: Any, y: Lot, loss: Tensor) -> float:
-    """What undoes the criterion's reduction over this lot: its size for a mean, 1 otherwise."""
-    if loss.dim() > 0:
-        return 1.0
-    leaves = pytree.tree_leaves(y)
-    size = len(leaves[0])
-    if size == 1:
-        return 1.0
+def is_mean(criterion: Criterion, output: Any, y: Lot, loss: Tensor) -> bool:
+    """Whether the criterion is a mean over the lot, by its gradients for two examples' outputs.
+
+    Raises: InvalidArgument where it is neither a mean nor a sum.
+    """
+    if loss.dim() > 0 or len(pytree.tree_leaves(y)[0]) == 1:
+        return False
+    key = getattr(criterion, "reduction", None)
+    try:
+        known = _seen.setdefault(criterion, {})
+    except TypeError:
+        known = {}
+    if key not in known:
+        known[key] = _tell(criterion, output, y)
+    return known[key]
+
+
+_seen: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
+
+
+def _tell(criterion: Criterion, output: Any, y: Lot) -> bool:
     first, second = _pull(criterion, output, y, 0, 1), _pull(criterion, output, y, 1, 2)
     both = _pull(criterion, output, y, 0, 2)
     expected = [torch.cat(pair) for pair in zip(first, second, strict=True)]
     if all(_close(a, b) for a, b in zip(both, expected, strict=True)):
-        return 1.0
+        return False
     if all(_close(2 * a, b) for a, b in zip(both, expected, strict=True)):
-        return float(size)
+        return True
     raise InvalidArgument(MIXED)
 
 

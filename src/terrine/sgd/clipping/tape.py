@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from terrine.errors import TerrineError
-from terrine.sgd.clipping.axis import FRONT, Where, fits, follow
-from terrine.sgd.clipping.contribution import Contribution
+from terrine.errors import InvalidArgument
+from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow
+from terrine.sgd.clipping.contribution import Contribution, kept
 from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
 
 log = logging.getLogger("terrine.sgd")
-
-
-class Unfollowed(TerrineError):
-    """The tape cannot tell how an operation treats the examples; the caller takes the slow exact way."""
 
 
 @dataclass(eq=False)
@@ -43,8 +41,7 @@ class Use:
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by position or by name, pieces as plain tensors."""
-        value = self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
-        return value
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
     def piece(self, position: int, name: str) -> Piece | None:
         """The piece given as this argument."""
@@ -56,6 +53,9 @@ Forward = Callable[["Tape", Use], Any]
 
 RULES: dict[Any, Rule] = {}
 FORWARDS: dict[Any, Callable[..., Any]] = {}  # functions computed in another way while watched
+PREPARE: dict[Any, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {}  # functions that like their arguments otherwise
+
+COMPUTE: dict[Any, Callable[..., tuple[Tensor, Any] | None]] = {}  # output and what the rule wants to know, at once
 
 
 def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
@@ -80,13 +80,25 @@ class Tape(TorchFunctionMode):
         self.anchor = torch.zeros((), requires_grad=True)
         self.squares: dict[str, Tensor] = {}
         self.heard = False
+        self.bytes = 0  # of activations and their gradients, about
+        self.rows = 0  # of per-example gradients that are kept
         self._key = object()
+        self._sleeping = False
 
     def mark(self, lot: Any) -> None:
         """Say that these tensors hold one example per index of their first dimension."""
         for tensor in _tensors(lot if isinstance(lot, tuple | list) else [lot]):
             if tensor.dim() and tensor.shape[0] == self.examples:
                 self.tag(tensor, FRONT)
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Let torch functions pass unwatched."""
+        self._sleeping = True
+        try:
+            yield
+        finally:
+            self._sleeping = False
 
     def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         """After the backward pass: every parameter's contribution and its squared norms."""
@@ -106,12 +118,16 @@ class Tape(TorchFunctionMode):
             name = getattr(func.__self__, "__name__", "")
             if name not in ("T", "mT", "H", "mH"):
                 return func(*args, **kwargs)
-        if not torch.is_grad_enabled():
+        if self._sleeping or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         given = list(_tensors(args)) + (list(_tensors(kwargs.values())) if kwargs else [])
         pieces = self._pieces
         if any(id(tensor) in pieces for tensor in given):
             return self._use(func, name, args, kwargs, given)
+        if func is functional.batch_norm:
+            _refuse_statistics(*args, **kwargs)
+        if name == "view" and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
+            func = Tensor.reshape  # channels may lie last in memory where the model does not expect it
         result = func(*args, **kwargs)
         self._pass_on(name, given, args, kwargs, result)
         return result
@@ -157,6 +173,8 @@ class Tape(TorchFunctionMode):
     # -- an operation on a parameter -------------------------------------------------------------------
 
     def _use(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
+        if func is functional.batch_norm:
+            _refuse_statistics(*args, **kwargs)
         if name in _EXPANDS and id(args[0]) in self._pieces:
             return self._expand(func, args, kwargs)
         if not self._tagged(tensor for tensor in given if id(tensor) not in self._pieces):
@@ -177,12 +195,15 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         """Compute with plain tensors, and have the rule hear the output's gradient."""
         args = tuple(self.plain(a) for a in args)
+        if func in PREPARE and len(args) > 1:
+            args = PREPARE[func](args)
         kwargs = {k: self.plain(a) for k, a in kwargs.items()}
-        out = func(*args, **kwargs)
+        computed = COMPUTE[func](*args, **kwargs) if func in COMPUTE else None
+        out, extra = computed or (func(*args, **kwargs), None)
         if not isinstance(out, Tensor):
             raise Unfollowed(f"{name}: several outputs from one use of a parameter")
         where = self.followed(name, given, out, args, kwargs)
-        use = Use(func, args, kwargs, pieces, where, self.examples)
+        use = Use(func, args, kwargs, pieces, where, self.examples, extra)
         return self.listen(out, use, rule)
 
     def followed(self, name: str, given: list[Tensor], out: Tensor, args: Any = (), kwargs: Any = None) -> Where:
@@ -190,7 +211,9 @@ class Tape(TorchFunctionMode):
         sources = [(tensor, where) for tensor in given if (where := self.where(tensor)) is not None]
         where = self._followed(name, sources, args, kwargs or {}, out)
         if isinstance(where, str):
-            raise Unfollowed(f"{name}: no dimension of {tuple(out.shape)} is known to hold the {self.examples} examples")
+            raise Unfollowed(
+                f"{name}: no dimension of {tuple(out.shape)} is known to hold the {self.examples} examples"
+            )
         return where
 
     def piece(self, tensor: Tensor) -> Piece | None:
@@ -201,6 +224,7 @@ class Tape(TorchFunctionMode):
         """Call `rule` with the gradient of `out`, once the backward pass knows it."""
         for piece in set(use.pieces.values()):
             piece.uses += 1
+        self.bytes += 3 * out.numel() * out.element_size()
         versions = [(tensor, tensor._version) for tensor in _tensors(use.args) if tensor is not out]
 
         def hear(gradient: Tensor) -> None:
@@ -211,17 +235,20 @@ class Tape(TorchFunctionMode):
 
         if not out.requires_grad:
             out = _Anchored.apply(out, self.anchor)  # type: ignore[no-untyped-call]
-        out.register_hook(hear)
+        out.register_hook(hear)  # type: ignore[no-untyped-call]
         self.tag(out, use.where)
         return out
 
     def _hear(self, use: Use, rule: Rule, gradient: Tensor) -> None:
         self.heard = True
-        with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
+        kind = gradient.device.type
+        still = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        with torch.no_grad(), still:
             for piece, contribution in rule(use, gradient):
                 piece.contributions.append(contribution)
                 if piece.simple:
                     self.squares[piece.name] = contribution.squares()
+                self.rows += kept(contribution)
         use.args = ()
 
     def plain(self, value: Any) -> Any:
@@ -236,7 +263,10 @@ class Tape(TorchFunctionMode):
     def _expand(self, func: Any, args: Any, kwargs: Any) -> Any:
         source = self._pieces[id(args[0])]
         out = func(source.graph, *args[1:], **kwargs)
-        plain = all(size == 1 or size == new for size, new in zip(reversed(source.value.shape), reversed(out.shape), strict=False))
+        plain = all(
+            size == 1 or size == new
+            for size, new in zip(reversed(source.value.shape), reversed(out.shape), strict=False)
+        )
         piece = self._derived(out, (source,))
         if plain:
             piece.expanded_from = source.expanded_from or source
@@ -284,12 +314,12 @@ class _Anchored(torch.autograd.Function):
     """Makes a tensor require grad without copying it, so that the backward pass reaches it."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, anchor: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, _anchor: Tensor) -> Tensor:
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(_ctx: Any, *_gradients: Any) -> Any:
         return None, None
 
 
@@ -308,6 +338,11 @@ def _generic(name: str) -> Rule:
 
 
 _said: set[str] = set()
+
+
+def _refuse_statistics(*args: Any, training: bool = False, **_: Any) -> None:
+    if training or (len(args) > 5 and args[5]):
+        raise InvalidArgument("batch normalisation mixes examples; sgd.fix(model) makes it group normalisation")
 
 
 def _is_list(value: Any) -> bool:

@@ -33,7 +33,11 @@ def masked(use: Use, gradient: Tensor) -> list[tuple[Piece, Contribution]]:
     for start in range(0, use.examples, _AT_ONCE):
         picked = torch.arange(start, min(start + _AT_ONCE, use.examples), device=gradient.device)
         each = torch.autograd.grad(
-            output, leaves, gradient * _mask(gradient, use.where, use.examples, picked), is_grads_batched=True, retain_graph=True
+            output,
+            leaves,
+            gradient * _mask(gradient, use.where, use.examples, picked),
+            is_grads_batched=True,
+            retain_graph=True,
         )
         for row, part in zip(rows, each, strict=True):
             row.append(part)

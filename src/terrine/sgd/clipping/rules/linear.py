@@ -4,21 +4,46 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
-from terrine.sgd.clipping.axis import by_example
+from terrine.sgd.clipping.axis import Unfollowed, by_example
 from terrine.sgd.clipping.contribution import Contribution, Dense, Outer
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
-from terrine.sgd.clipping.tape import Unfollowed, Use, rule_for
+from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 
 
-@rule_for(F.linear)
+@rule_for(functional.linear)
 def linear(use: Use, gradient: Tensor) -> Found:
-    """`F.linear(x, weight, bias)`, and with it nn.Linear, attention projections and tied output layers."""
-    return outer(use, use.argument(0, "input"), gradient, use.piece(1, "weight"), use.piece(2, "bias"))
+    """`functional.linear(x, weight, bias)`, and with it nn.Linear, attention projections and tied output layers."""
+    found = outer(use, use.argument(0, "input"), gradient, use.piece(1, "weight"), use.piece(2, "bias"))
+    if use.extra is not None and isinstance(found[0][1], Outer):
+        found[0][1].input_squares = use.extra
+    return found
+
+
+def _by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+    """Output and squared input norms of fixed wide features, block by block while each is in cache."""
+    wide_enough = inputs.dim() == 2 and inputs.shape[1] >= 8 * weight.shape[0] and inputs.numel() >= 1 << 22
+    if not wide_enough or inputs.requires_grad or inputs.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
+        return None
+    output = inputs.new_empty(len(inputs), len(weight))
+    squares = inputs.new_empty(len(inputs))
+    step = max(16, (1 << 20) // inputs.shape[1])
+    across = weight.t()
+    for start in range(0, len(inputs), step):
+        rows = inputs[start : start + step]
+        torch.linalg.vector_norm(rows, dim=1, out=squares[start : start + step])
+        if bias is None:
+            torch.mm(rows, across, out=output[start : start + step])
+        else:
+            torch.addmm(bias, rows, across, out=output[start : start + step])
+    return output, squares.square_()
+
+
+COMPUTE[functional.linear] = _by_blocks
 
 
 @rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
@@ -44,7 +69,7 @@ def addmm(use: Use, gradient: Tensor) -> Found:
     return found + (_transposed(use, use.args[1], gradient, weight) if weight is not None else [])
 
 
-@rule_for(F.bilinear)
+@rule_for(functional.bilinear)
 def bilinear(use: Use, gradient: Tensor) -> Found:
     """y_k = x1 A_k x2 + b_k: a linear map on the products of the two inputs."""
     first, second = use.argument(0, "input1"), use.argument(1, "input2")

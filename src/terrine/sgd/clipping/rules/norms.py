@@ -2,73 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
-from terrine.sgd.clipping.axis import by_example
+from terrine.sgd.clipping.axis import Unfollowed, by_example, folded
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
-from terrine.sgd.clipping.tape import Unfollowed, Use, rule_for
+from terrine.sgd.clipping.tape import Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 
 
-@rule_for(F.layer_norm)
+@rule_for(functional.layer_norm)
 def layer_norm(use: Use, gradient: Tensor) -> Found:
     """Over the last dimensions; the parameters have those dimensions' shape."""
     shape = use.argument(1, "normalized_shape")
     inputs = use.argument(0, "input").detach()
-    scaled = F.layer_norm(inputs, shape, eps=use.argument(4, "eps", 1e-5))
+    scaled = functional.layer_norm(inputs, shape, eps=use.argument(4, "eps", 1e-5))
     return _trailing(use, scaled, gradient, len(shape), use.piece(2, "weight"), use.piece(3, "bias"))
 
 
-@rule_for(F.rms_norm, torch.rms_norm)
+@rule_for(functional.rms_norm, torch.rms_norm)
 def rms_norm(use: Use, gradient: Tensor) -> Found:
     """Layer norm without its mean and bias."""
     shape = use.argument(1, "normalized_shape")
-    scaled = F.rms_norm(use.argument(0, "input").detach(), shape, eps=use.argument(3, "eps"))
+    scaled = functional.rms_norm(use.argument(0, "input").detach(), shape, eps=use.argument(3, "eps"))
     return _trailing(use, scaled, gradient, len(shape), use.piece(2, "weight"), None)
 
 
-@rule_for(F.group_norm)
+@rule_for(functional.group_norm)
 def group_norm(use: Use, gradient: Tensor) -> Found:
-    """Over groups of channels: with the group's mean m and deviation s, sum y' x_hat = (sum y' x - m sum y') / s."""
+    """Over groups of channels."""
     inputs = use.argument(0, "input").detach()
-    if use.where != (0, 1):
-        raise Unfollowed("group_norm: examples are not the first dimension")
-    weight, bias = use.piece(2, "weight"), use.piece(3, "bias")
-    groups = use.argument(1, "num_groups")
-    shift = wide(gradient).flatten(2).sum(2)
-    found: Found = []
-    if weight is not None:
-        scaled = F.group_norm(inputs, groups, eps=use.argument(4, "eps", 1e-5))
-        found.append((weight, Dense(_products(wide(gradient), wide(scaled)))))
-    if bias is not None:
-        found.append((bias, Dense(shift)))
-    return found
+    groups, eps = use.argument(1, "num_groups"), use.argument(4, "eps", 1e-5)
+    return _channels(use, lambda: functional.group_norm(inputs, groups, eps=eps), gradient, 2, 3, "group_norm")
 
 
-@rule_for(F.instance_norm)
+@rule_for(functional.instance_norm)
 def instance_norm(use: Use, gradient: Tensor) -> Found:
     """Each channel of each example by itself; running statistics would remember other examples."""
     inputs = use.argument(0, "input").detach()
-    if use.where != (0, 1) or not use.argument(5, "use_input_stats", True):
-        raise Unfollowed("instance_norm: running statistics, or examples not in the first dimension")
+    if not use.argument(5, "use_input_stats", True):
+        raise Unfollowed("instance_norm: running statistics")
+    eps = use.argument(7, "eps", 1e-5)
+    return _channels(use, lambda: functional.instance_norm(inputs, eps=eps), gradient, 3, 4, "instance_norm")
+
+
+def _channels(use: Use, scaled: Callable[[], Tensor], gradient: Tensor, w: int, b: int, name: str) -> Found:
+    """One weight and one bias for each channel, dimension 1."""
+    fold = folded(gradient.shape, use.where, use.examples, name)
+    weight, bias = use.piece(w, "weight"), use.piece(b, "bias")
+    gradient = wide(gradient)
     found: Found = []
-    weight, bias = use.piece(3, "weight"), use.piece(4, "bias")
     if weight is not None:
-        scaled = F.instance_norm(inputs, eps=use.argument(7, "eps", 1e-5))
-        found.append((weight, Dense(_products(wide(gradient), wide(scaled)))))
+        found.append((weight, Dense(_positions(gradient * wide(scaled()), fold))))
     if bias is not None:
-        found.append((bias, Dense(wide(gradient).flatten(2).sum(2))))
+        found.append((bias, Dense(_positions(gradient, fold))))
     return found
 
 
-def _trailing(
-    use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: Piece | None, bias: Piece | None
-) -> Found:
+def _trailing(use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: Piece | None, bias: Piece | None) -> Found:
     gradients = wide(by_example(gradient, use.where, use.examples, dims))
     found: Found = []
     if weight is not None:
@@ -79,6 +76,7 @@ def _trailing(
     return found
 
 
-def _products(gradient: Tensor, scaled: Tensor) -> Tensor:
-    """(n, channels): the products of both, summed over each channel's positions."""
-    return (gradient * scaled).flatten(2).sum(2)
+def _positions(tensor: Tensor, fold: int) -> Tensor:
+    """(n, channels): the sum over each channel's positions."""
+    sums = tensor.movedim(1, -1).flatten(1, -2).sum(1) if tensor.dim() > 2 else tensor
+    return sums if fold == 1 else sums.reshape(-1, fold, *sums.shape[1:]).sum(1)
