@@ -15,21 +15,20 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "mechanisms", "pate", "datasets"})
+_PACKAGES = frozenset({"accounting", "audit", "datasets", "errors", "events", "ledger", "mechanisms", "pate", "sgd"})
 
-__all__ = ["__version__", "accounting", "audit", "datasets", "errors", "events", "mechanisms"]
-_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "mechanisms"})
-
-__all__ = ["__version__", "accounting", "audit", "errors", "events", "mechanisms"]
-_PACKAGES = frozenset({"accounting", "errors", "events", "ledger"})
-
-__all__ = ["__version__", "accounting", "errors", "events", "ledger"]
-_PACKAGES = frozenset({"accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"})
-
-__all__ = ["__version__", "accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"]
-_PACKAGES = frozenset({"accounting", "errors", "events", "ledger", "sgd"})
-
-__all__ = ["__version__", "accounting", "errors", "events", "ledger", "sgd"]
+__all__ = [
+    "__version__",
+    "accounting",
+    "audit",
+    "datasets",
+    "errors",
+    "events",
+    "ledger",
+    "mechanisms",
+    "pate",
+    "sgd",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -7,9 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting, audit, pate
-from terrine.cli import accounting, ledger
-from terrine.cli import accounting, ledger, pate
+from terrine.cli import accounting, audit, ledger, pate
 from terrine.errors import TerrineError
 
 app = typer.Typer(
