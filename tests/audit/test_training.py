@@ -115,7 +115,7 @@ def private_run(noise: float, *, piece: int | None = None, count: int = 400, ste
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     _, _, lots = sgd.make_private(model, optimizer, (x, y), plan, piece=piece)
     inserted = canaries.Canaries.insert(lots, count=count, seed=4)
-    for rows, labels in inserted.lots:
+    for rows, labels in lots:
         optimizer.zero_grad()
         CROSS_ENTROPY(model(rows), labels).backward()
         optimizer.step()
@@ -131,8 +131,8 @@ def test_canaries_in_a_run_without_noise_are_found() -> None:
 
 def test_canaries_are_consistent_with_a_correct_run() -> None:
     found = private_run(noise=4.0)
-    plan_epsilon = sgd.Plan(examples=200, lot=50, clip=1.0, steps=10, noise=4.0, delta=1e-5).epsilon
-    assert found.evidence(confidence=0.999).bound(1e-5) < plan_epsilon
+    claim = sgd.Plan(examples=200, lot=50, clip=1.0, steps=10, noise=4.0, delta=1e-5).event
+    assert not audit.verdict(claim, found.evidence(confidence=0.999)).violated
     little = private_run(noise=0.2)
     assert audit.roc(audit.Scores.split(little.scores, little.included)).auc() > 0.8
 
@@ -148,6 +148,21 @@ def test_canaries_weigh_what_an_example_weighs() -> None:
 def test_pieces_hold_each_canary_once() -> None:
     whole, pieces = private_run(noise=0.0), private_run(noise=0.0, piece=20)
     assert pieces.scores == pytest.approx(whole.scores, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "clip", [1.0, sgd.PerLayer({"0": 1.0, "2": 0.5}), sgd.Adaptive(initial=1.0)], ids=["flat", "layers", "adaptive"]
+)
+def test_canaries_in_a_trainer(clip: object) -> None:
+    x, y = cloud(200)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 3))
+    plan = sgd.Plan(examples=200, lot=50, clip=clip, steps=20, noise=0.05, delta=1e-5, seed=3)  # type: ignore[arg-type]
+    trainer = sgd.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), CROSS_ENTROPY, plan)
+    history, found = canaries.Canaries.fit(trainer, (x, y), count=400, seed=4)
+    assert history.steps == 20
+    assert audit.roc(audit.Scores.split(found.scores, found.included)).auc() > 0.95
+    assert found.evidence().bound(1e-5) > 1
 
 
 def test_canaries_that_cannot_be_are_refused() -> None:
