@@ -1,6 +1,6 @@
 """What the audit can and cannot see: known answers, real models, and known bugs.
 
-    python benchmarks/audit.py [--only gaussian one_run overfit lira bugs] [--seeds 20] [--json out.json]
+    python benchmarks/audit.py [--only gaussian one_run overfit lira training bugs] [--seeds 20] [--json out.json]
 
 Digits come from scikit-learn, MNIST from $TERRINE_DATA. Seconds are given as CPU time and wall time.
 """
@@ -119,6 +119,32 @@ def likelihood_ratios(_: int) -> dict[str, Any]:
     return outcomes
 
 
+def training(_: int) -> dict[str, Any]:
+    """Gradient canaries inside a training on the digits: what one run proves, and what canaries cost."""
+    x, y = _digits()
+    order = np.random.default_rng(2).permutation(len(x))
+    held, seen = torch.from_numpy(order[:297]), torch.from_numpy(order[297:])
+    outcomes: dict[str, Any] = {}
+    for claim in (1.0, 8.0, math.inf):
+        noise = {"noise": 0.0, "delta": DELTA} if claim == math.inf else {"budget": Budget(claim, DELTA)}
+        plan = sgd.Plan(examples=len(seen), lot=250, clip=1.0, steps=100, seed=1, **noise)
+        for count in (0, 1000):
+            model = _network(64)
+            trainer = sgd.Trainer(
+                model, torch.optim.SGD(model.parameters(), lr=0.5), nn.functional.cross_entropy, plan, progress=False
+            )
+            data = (x[seen], y[seen])
+            found = canaries.Canaries.fit(trainer, data, count=count, seed=3)[1].evidence() if count else None
+            if found is None:
+                trainer.fit(data)
+            bound = 0.0 if found is None else found.bound(DELTA)
+            accuracy = trainer.evaluate((x[held], y[held])).accuracy
+            outcomes[f"{claim:g}, {count} canaries"] = {"bound": bound, "accuracy": accuracy}
+            proven = f"epsilon >= {bound:.3f}" if count else ""
+            print(f"claim {claim:4g}: {count:5d} canaries, test accuracy {accuracy:.3f}   {proven}")
+    return outcomes
+
+
 def bugs(seeds: int) -> dict[str, Any]:
     """Known bugs, each built into Terrine's learners; and the correct learners over many seeds."""
     import audit_bugs
@@ -146,6 +172,7 @@ SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "one_run": theorem,
     "overfit": overfit,
     "lira": likelihood_ratios,
+    "training": training,
     "bugs": bugs,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,6 +105,13 @@ def test_picture(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     code, _, _ = run(capsys, monkeypatch, "scores", "members.npy", "others.npy", *CLAIM, "--plot", "new/roc.png")
     assert code == 0
     assert (tmp_path / "new" / "roc.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_scores_are_audited_without_torch() -> None:
+    packages = "terrine.cli.audit, terrine.audit.folder, terrine.audit.lira, terrine.audit.shokri"
+    code = f"import {packages}, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"torch", "sklearn", "matplotlib"}
 
 
 def test_shaded_region_is_what_the_claim_forbids(tmp_path: Path) -> None:

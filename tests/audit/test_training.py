@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -138,11 +139,12 @@ def test_canaries_are_consistent_with_a_correct_run() -> None:
 
 
 def test_canaries_weigh_what_an_example_weighs() -> None:
-    """Without noise and with the model's own gradients tiny, a canary's score is bound / lot for each draw."""
+    """Without noise a score counts the lots that held the canary: Binomial(20, 1/4) for those in, 0 for the others."""
     found = private_run(noise=0.0, steps=20)
-    quiet = found.scores[~found.included]
-    draws = (found.scores[found.included] - np.median(quiet)) * 50
-    assert draws.mean() == pytest.approx(20 / 4, abs=1.0)
+    assert found.scores == pytest.approx(found.scores.round(), abs=1e-3)
+    assert found.scores[~found.included] == pytest.approx(0, abs=1e-3)
+    drawn = found.scores[found.included]
+    assert drawn.mean() == pytest.approx(20 / 4, abs=5 * math.sqrt(20 * 3 / 16 / drawn.size))
 
 
 def test_pieces_hold_each_canary_once() -> None:

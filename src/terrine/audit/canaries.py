@@ -2,7 +2,8 @@
 
 Gradient canaries ("Dirac" canaries of [NHS23, SNJ23]): canary i stands for an example whose clipped gradient is the
 full clipping bound along one coordinate of the model. It falls into lots as any example does, if its coin says so.
-The attacker watches the released gradients: its score is what they add up to along that coordinate.
+The attacker watches the released gradients and knows all other examples and when they were drawn, as the guarantee
+allows: a canary's score is what the releases add up to along its coordinate, beyond what the others explain.
 
     model, optimizer, lots = sgd.make_private(model, optimizer, data, plan)
     canaries = Canaries.insert(lots, count=500)
@@ -122,14 +123,23 @@ class Canaries:
     def _released(self, optimizer: Optimizer) -> None:
         """A lot is complete: the canaries join it, and what the step releases is watched."""
         step = self._lots.run.step
+        known = {name: self._gathered(step._sums.get(name), places) for name, (_, places) in self._where.items()}
         if distributed.is_first():  # once to a lot, whatever processes it is spread over
             step.add(self._contribution())
+        bound = step.rule.bound
         self._release(optimizer)
         self._seen += 1
         for name, (owned, places) in self._where.items():
             released = step.parameters[name].grad
             if released is not None and len(owned):
-                self.scores[owned] += released.detach().reshape(-1)[places].double().numpy()
+                noisy = step.plan.lot * released.detach().reshape(-1)[places].double()
+                self.scores[owned] += (noisy - known[name]).numpy() / bound
+
+    @staticmethod
+    def _gathered(total: Tensor | None, places: Tensor) -> Tensor:
+        """What the examples of all processes add up to at some places."""
+        own = torch.zeros(len(places)) if total is None else total.reshape(-1)[places]
+        return distributed.summed(own.clone()).double()
 
 
 def mislabelled(labels: Tensor, *, canaries: NDArray[np.int64], classes: int, seed: int = 0) -> Tensor:
