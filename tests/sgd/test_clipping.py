@@ -136,6 +136,32 @@ def test_a_loss_that_mixes_examples_is_refused(lot):
         clipped_sum(model, weighted, x, torch.arange(9) % 3, clip=1.0)
 
 
+def test_a_model_that_mixes_examples_is_refused(lot):
+    _, x, y = lot
+
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(5, 3).double()
+
+        def forward(self, x):
+            return self.linear(x - x.mean(0))
+
+    model = Centred()
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="mixes examples"):
+            clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=1.0)
+
+
+def test_dropout_is_no_mixing(lot):
+    _, x, y = lot
+    model = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.5), nn.Linear(7, 3)).double()
+    torch.manual_seed(5)
+    first = clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=1.0, chunk=9)
+    torch.manual_seed(5)
+    torch.testing.assert_close(clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=1.0, chunk=9).norms, first.norms)
+
+
 def test_half_precision_is_summed_in_single(lot):
     _, x, y = lot
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))

@@ -251,9 +251,10 @@ class _Account:
         scale = near or 1e-6
         for _ in range(8):
             scout = self.composition(side, _COARSE, scale, forward)
-            if epsilon >= scout.largest:  # only what escaped is left, and that may be a tail we chose to neglect
+            top = max(0.0, scout.largest - epsilon)  # L <= largest: delta <= escaped + (1 - e^-top)
+            if top <= 1e-12 * epsilon:  # only what escaped is left, and that may be a tail we chose to neglect
                 if near or scout.escaped == 0 or scout.escaped >= scale / 10:
-                    return scout.escaped
+                    return scout.escaped + (top if side is upper else 0.0)
                 scale = scout.escaped
                 continue
             tilt = saddle_at(scout, epsilon)

@@ -1,8 +1,8 @@
 """Clipping rules: how far one example's gradient may reach.
 
-    Flat        g * min(1, C / |g|)                  one norm over all parameters     [ACG+16] Algorithm 1
+    Flat        g * min(1, C / |g|)                  one norm over all parameters     [ACG16] Algorithm 1
     PerLayer    the same for each layer and its own C_l; the whole reaches sqrt(sum C_l^2)
-    Automatic   g * C / (|g| + stability)            normalises instead of clipping   [BWZK23]
+    Automatic   g * C / (|g| + stability)            normalises instead of clipping   [BWZ23]
 
 Whatever the rule, what one example adds to the sum has L2 norm at most `rule.bound`. An example whose
 gradient is not finite adds nothing.

@@ -43,7 +43,7 @@ class Recorder:
             model.register_forward_hook(self._leave, always_call=True),
         ]
         for name, parameter in trained(model).items():
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._leak(name)))  # type: ignore[no-untyped-call]
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._leak(name)))
 
     def collect(self, *, scale: float = 1.0) -> Clipped:
         """Consume what was recorded; `scale` undoes a mean reduction: the lot size for mean, 1 for sum.

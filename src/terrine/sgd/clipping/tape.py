@@ -235,7 +235,7 @@ class Tape(TorchFunctionMode):
 
         if not out.requires_grad:
             out = _Anchored.apply(out, self.anchor)  # type: ignore[no-untyped-call]
-        out.register_hook(hear)  # type: ignore[no-untyped-call]
+        out.register_hook(hear)
         self.tag(out, use.where)
         return out
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from terrine.sgd.clipping import workspace
 from terrine.sgd.clipping.axis import folded
 from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, prefers_direct, squared_rows
 from terrine.sgd.clipping.piece import Piece
@@ -109,7 +110,7 @@ class Patches:
 
     def _direct(self) -> Tensor:
         if self._rows is None:
-            rows = self.out.new_empty(len(self.image), prod(self.shape))
+            rows = workspace.empty(len(self.image), prod(self.shape), self.out)
             for start, stop in self._parts():
                 patches = self.geometry.patches(self.image[start:stop])
                 outs = self._outs(start, stop)
