@@ -18,6 +18,9 @@ __version__ = "0.1.0"
 _PACKAGES = frozenset({"accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"})
 
 __all__ = ["__version__", "accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"]
+_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"})
+
+__all__ = ["__version__", "accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -133,14 +133,14 @@ def whole_numbers(name: str, values: Any) -> NDArray[np.int64]:
         InvalidArgument: of another type, or nothing.
     """
     array = np.asarray(values)
+    if not array.size:
+        raise InvalidArgument(f"{name}: empty; want at least one count")
     if array.dtype.kind == "O" and all(type(one) is int for one in array.flat):
         array = np.array([max(-_FARTHEST, min(_FARTHEST, one)) for one in array.flat], dtype=np.int64).reshape(
             array.shape
         )
     if array.dtype.kind not in "iu":
         raise InvalidArgument(f"{name}: {array.dtype} arrived; want whole numbers of an integer type")
-    if not array.size:
-        raise InvalidArgument(f"{name}: empty; want at least one count")
     if array.dtype.kind == "u":
         array = np.minimum(array, np.asarray(_FARTHEST, dtype=np.uint64)) if array.dtype.itemsize == 8 else array
     return np.clip(array.astype(np.int64), -_FARTHEST, _FARTHEST)

@@ -87,16 +87,17 @@ def lottery(
     exact: Callable[[int], Fraction],
     rng: Source,
 ) -> int:
-    """Index i with probability proportional to counts[i] exp(-x_i), where x_i = `exact(i)` >= 0.
+    """Index i with probability proportional to counts[i] exp(-x_i), where x_i = `exact(i)`.
 
-    `exponents` are the x_i in floats, within 2^-45 (1 + x_i); the smallest should be 0.
+    `exponents` are the x_i in floats, within 2^-45 (1 + x_i); the smallest should be about 0.
     """
     weights = np.asarray(counts, dtype=np.float64) * np.exp(-exponents)
     running = np.cumsum(weights.astype(np.longdouble))
     total = running[-1]
     bits = rng.word()
-    low = total * np.longdouble(bits) / np.longdouble(_WORD) * (1 - 4 * _FLOAT_ERROR) - (bits == 0)
-    high = total * (np.longdouble(bits) + 1) / np.longdouble(_WORD) * (1 + 4 * _FLOAT_ERROR)
+    slack = 4 * (_FLOAT_ERROR + len(weights) * np.finfo(np.longdouble).eps)
+    low = total * np.longdouble(bits) / np.longdouble(_WORD) * (1 - slack) - (bits == 0)
+    high = total * (np.longdouble(bits) + 1) / np.longdouble(_WORD) * (1 + slack)
     first, last = (int(place) for place in np.searchsorted(running, [low, high], side="right"))
     if first == last and first < len(weights):
         return first

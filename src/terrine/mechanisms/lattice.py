@@ -45,8 +45,10 @@ FARTHEST = 2**62
 """Noise is clipped here, far below what 64 bits hold; no draw this far from 0 will ever be seen."""
 
 _CHUNK = 1 << 14
+_FEW = 40
 _FINE = 36
 _WORD = 1 << 64
+_SMALLEST_ROUNDED = 2.0**-24
 
 
 class Shape(enum.Enum):
@@ -74,6 +76,8 @@ class IntegerNoise:
         self.scale = check.positive("scale", scale)
         if self.scale > LARGEST_SCALE:
             raise check.refuse("scale", scale, f"at most 2^44 = {LARGEST_SCALE:g} grid steps", "use a coarser grid")
+        if rounded and self.scale < _SMALLEST_ROUNDED:
+            raise check.refuse("scale", scale, "at least 2^-24 grid steps", "use a finer grid or a smaller epsilon")
         exponent = math.frexp(self.scale)[1]  # 2^(exponent-1) <= scale < 2^exponent
         self._shift = max(1, _FINE - exponent) if rounded else 0  # fine cells per step, as a power of 2
         self._fine = math.ldexp(self.scale, self._shift)
@@ -104,6 +108,8 @@ class IntegerNoise:
 
     def sample(self, count: int, rng: Source) -> Integers:
         """`count` draws."""
+        if count <= _FEW:
+            return np.array([self.draw(rng) for _ in range(count)], dtype=np.int64)
         out = np.empty(count, dtype=np.int64)
         for begin in range(0, count, _CHUNK):
             self._fill(out[begin : begin + _CHUNK], rng)

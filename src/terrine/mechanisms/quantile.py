@@ -75,17 +75,10 @@ class Quantile:
         edges = np.concatenate([[-1], private, [self.points]])  # point r with edges[i] < r <= edges[i+1] has rank i
         widths = np.diff(edges)
         target, rate = Fraction(self.q) * private.size, self._rate
-        ranks = np.arange(widths.size)
-        gaps = np.abs(ranks - float(target))
-        nearest = min(range(widths.size), key=lambda i: abs(i - target) if widths[i] else math.inf)
-        least = abs(nearest - target)
-        exponents = np.maximum(gaps - float(least), 0.0) * float(rate)
-        chosen = exact.lottery(
-            widths,
-            np.where(widths > 0, exponents, 0.0),
-            lambda i: max((abs(i - target) - least) * rate, Fraction(0)),
-            rng,
-        )
+        gaps = np.where(widths > 0, np.abs(np.arange(widths.size) - float(target)), np.inf)
+        least = abs(int(np.argmin(gaps)) - target)  # chances depend on differences only
+        exponents = np.where(widths > 0, (gaps - float(least)) * float(rate), 0.0)
+        chosen = exact.lottery(widths, exponents, lambda i: (abs(i - target) - least) * rate, rng)
         point = int(edges[chosen]) + 1 + exact.below(int(widths[chosen]), rng)
         share = point / self.points
         note = f"bounds {self.lower:g} to {self.upper:g}, {self.origin.value}; values outside were clamped"

@@ -180,10 +180,10 @@ class UnaryEncoding:
 
 def _answers(value: Any, answers: int) -> NDArray[np.int64]:
     array = np.asarray(value)
-    if array.dtype.kind not in "iub":
-        raise InvalidArgument(f"value: {array.dtype} arrived; want answers as whole numbers from 0 to {answers - 1}")
     if not array.size:
         raise InvalidArgument("value: empty; want at least one answer")
+    if array.dtype.kind not in "iub":
+        raise InvalidArgument(f"value: {array.dtype} arrived; want answers as whole numbers from 0 to {answers - 1}")
     if (array < 0).any() or (array >= answers).any():
         raise InvalidArgument(f"value: an answer is off the list; want whole numbers from 0 to {answers - 1}")
     return array.astype(np.int64)

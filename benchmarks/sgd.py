@@ -1,0 +1,343 @@
+"""What a private step costs: Terrine against Opacus (hooks and ghost clipping) and the plain, non-private step.
+
+    python benchmarks/sgd.py                       all workloads
+    python benchmarks/sgd.py W2 W5 --rounds 15     some of them, more rounds
+    python benchmarks/sgd.py --json sgd.json       figures as JSON as well
+
+Every candidate runs in a fresh process of its own; the processes take turns, step by step, so that whatever else
+the machine does falls on all alike. Time is the median over rounds; a ratio is to the better of the two plain
+steps (as is, and with channels_last memory), taken round by round. Memory is the peak resident size during steps
+above the size before the first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Step = Callable[[], None]
+
+CLIP, NOISE, RATE = 1.0, 1.0, 0.1
+PLAIN = ("plain", "plain channels_last")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, one lot for it, and the ratios to reach."""
+
+    name: str
+    about: str
+    model: Callable[[], nn.Module]
+    lot: Callable[[], tuple[Tensor, Tensor]]
+    time: float
+    memory: float = 1.5
+
+
+class Bags(nn.Module):
+    """Bag of words: a table of 50,000 words, added up, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(50_000, 128, mode="sum")
+        self.out = nn.Linear(128, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.words(tokens))
+
+
+class Encoder(nn.Module):
+    """A transformer encoder over tokens, mean pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(1_000, 256)
+        layer = nn.TransformerEncoderLayer(256, 4, 1_024, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.out = nn.Linear(256, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.layers(self.words(tokens)).mean(1))
+
+
+class Block(nn.Module):
+    """A residual block with group normalisation."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(32, width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(32, width)
+        self.short: nn.Module = nn.Identity()
+        if stride > 1 or channels != width:
+            self.short = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.GroupNorm(32, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(out)) + self.short(x))
+
+
+def resnet() -> nn.Module:
+    """ResNet-18 for 32x32 images, group normalisation."""
+    stem = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()]
+    blocks, channels = [], 64
+    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks += [Block(channels, width, stride), Block(width, width, 1)]
+        channels = width
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+def mnist_cnn() -> nn.Module:
+    """The small convolutional network for MNIST, tanh for a bounded activation."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, 2, padding=2), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+def cifar_cnn() -> nn.Module:
+    """Eight convolutions for CIFAR-10, tanh."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, pool in ((32, False), (32, True), (64, False), (64, True), (128, False), (128, True), (256, False)):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.Tanh()] + ([nn.AvgPool2d(2)] if pool else [])
+        channels = width
+    return nn.Sequential(*layers, nn.Conv2d(256, 10, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def images(n: int, *shape: int, classes: int = 10) -> Callable[[], tuple[Tensor, Tensor]]:
+    return lambda: (torch.randn(n, *shape), torch.randint(classes, (n,)))
+
+
+def tokens(n: int, length: int, words: int, classes: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    return lambda: (torch.randint(words, (n, length)), torch.randint(classes, (n,)))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 1_000), nn.ReLU(), nn.Linear(1_000, 10))
+
+
+WORKLOADS = (
+    Workload("W1", "MLP 784-1000-10, lot 600", mlp, images(600, 784), 1.10),
+    Workload("W2", "MNIST CNN, lot 256", mnist_cnn, images(256, 1, 28, 28), 1.20),
+    Workload("W2b", "MNIST CNN, lot 2048", mnist_cnn, images(2048, 1, 28, 28), 1.05, 1.0),
+    Workload("W3", "CIFAR CNN, 8 convolutions, lot 64", cifar_cnn, images(64, 3, 32, 32), 1.10),
+    Workload("W4", "ResNet-18 with GroupNorm, 32x32, lot 16", resnet, images(16, 3, 32, 32), 1.05),
+    Workload("W5", "transformer d 256, 4 layers, length 128, lot 32", Encoder, tokens(32, 128, 1_000, 10), 1.10, 1.0),
+    Workload("W6", "linear on 3,969 features, lot 8,192", lambda: nn.Linear(3_969, 10), images(8_192, 3_969), 1.05),
+    Workload("W7", "EmbeddingBag 50,000 x 128, lot 1,024", Bags, tokens(1_024, 64, 50_000, 2), 1.4),
+)
+
+
+# -- candidates: each makes a step ---------------------------------------------------------------------
+
+
+def plain(work: Workload, memory_format: torch.memory_format = torch.contiguous_format) -> Step:
+    model, (x, y) = work.model(), work.lot()
+    if memory_format is torch.channels_last:
+        model = model.to(memory_format=memory_format)
+        x = x.contiguous(memory_format=memory_format) if x.dim() == 4 else x
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    criterion = nn.CrossEntropyLoss()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def terrine(work: Workload) -> Step:
+    from terrine.sgd.clipping import clipped_sum
+    from terrine.sgd.noise import Key, Purpose
+
+    model, (x, y) = work.model(), work.lot()
+    parameters = dict(model.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    criterion = nn.CrossEntropyLoss()
+    key, taken = Key.fresh(), itertools.count()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        sums, _ = clipped_sum(model, criterion, x, y, clip=CLIP)
+        draw = key.draw(Purpose.NOISE, next(taken))
+        for name, parameter in parameters.items():
+            draw.protect(sums[name], NOISE * CLIP)
+            parameter.grad = sums[name].div_(len(x))
+        optimizer.step()
+
+    return step
+
+
+def opacus(work: Workload, mode: str) -> Step:
+    from opacus import GradSampleModule
+    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer
+    from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+    from opacus.validators import ModuleValidator
+
+    model, (x, y) = ModuleValidator.fix(work.model()), work.lot()
+    inner = torch.optim.SGD(model.parameters(), lr=RATE)
+    settings: dict[str, Any] = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "expected_batch_size": len(x)}
+    criterion: Any = nn.CrossEntropyLoss()
+    if mode == "hooks":
+        model = GradSampleModule(model)
+        optimizer: Any = DPOptimizer(inner, **settings)
+    else:
+        model = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
+        optimizer = DPOptimizerFastGradientClipping(inner, **settings)
+        criterion = DPLossFastGradientClipping(model, optimizer, criterion)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+CANDIDATES: dict[str, Callable[[Workload], Step]] = {
+    "plain": plain,
+    "plain channels_last": lambda work: plain(work, torch.channels_last),
+    "terrine": terrine,
+    "opacus hooks": lambda work: opacus(work, "hooks"),
+    "opacus ghost": lambda work: opacus(work, "ghost"),
+}
+
+
+# -- measuring -----------------------------------------------------------------------------------------
+
+
+def resident(field: str) -> float:
+    """VmRSS or VmHWM of this process, in megabytes."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(field):
+                return int(line.split()[1]) / 1024
+    return math.nan
+
+
+def serve(pipe: Any, name: str, candidate: str, threads: int) -> None:
+    """A candidate's process: build, report memory, then one timed step for every message."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    try:
+        step = CANDIDATES[candidate](next(work for work in WORKLOADS if work.name == name))
+        gc.collect()
+        before = resident("VmRSS")
+        with open("/proc/self/clear_refs", "w") as refs:
+            refs.write("5")
+        for _ in range(3):
+            step()
+        pipe.send(("memory", resident("VmHWM") - before))
+        while pipe.recv():
+            wall, busy = time.perf_counter(), time.process_time()
+            step()
+            pipe.send(("time", (time.perf_counter() - wall, time.process_time() - busy)))
+    except (EOFError, KeyboardInterrupt):
+        return
+    except Exception as error:
+        pipe.send(("failed", f"{type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"))
+
+
+def measure(work: Workload, candidates: list[str], rounds: int, threads: int, clock: int) -> dict[str, Any]:
+    """Interleaved rounds of one step of every candidate."""
+    context = multiprocessing.get_context("spawn")
+    pipes, result = {}, {}
+    for candidate in candidates:
+        here, there = context.Pipe()
+        process = context.Process(target=serve, args=(there, work.name, candidate, threads), daemon=True)
+        process.start()
+        there.close()
+        kind, value = _ask(here)
+        result[candidate] = {"memory": value, "times": []} if kind == "memory" else {"failed": value}
+        if kind == "memory":
+            pipes[candidate] = here
+    for _ in range(rounds):
+        for candidate, pipe in pipes.items():
+            pipe.send(True)
+            result[candidate]["times"].append(_ask(pipe)[1][clock])
+    for pipe in pipes.values():
+        pipe.close()
+    return result
+
+
+def _ask(pipe: Any) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return "failed", "the process ended (out of memory?)"
+
+
+def summary(work: Workload, raw: dict[str, Any]) -> dict[str, Any]:
+    """Medians, and ratios to the better plain step."""
+    alive = {name: entry for name, entry in raw.items() if "times" in entry}
+    medians = {name: statistics.median(entry["times"]) for name, entry in alive.items()}
+    base = min((name for name in PLAIN if name in medians), key=lambda name: medians[name])
+    rows = {}
+    for name, entry in raw.items():
+        if "failed" in entry:
+            rows[name] = {"failed": entry["failed"]}
+            continue
+        ratios = [mine / theirs for mine, theirs in zip(entry["times"], alive[base]["times"], strict=True)]
+        rows[name] = {
+            "milliseconds": 1e3 * medians[name],
+            "ratio": statistics.median(ratios),
+            "megabytes": entry["memory"],
+            "memory_ratio": entry["memory"] / alive[base]["memory"],
+        }
+    return {"about": work.about, "better_plain": base, "goal": work.time, "memory_goal": work.memory, "rows": rows}
+
+
+def show(name: str, figures: dict[str, Any]) -> None:
+    print(f"\n{name}  {figures['about']}  (want time <= {figures['goal']}, memory <= {figures['memory_goal']})")
+    for candidate, row in figures["rows"].items():
+        if "failed" in row:
+            print(f"  {candidate:22} failed: {row['failed']}")
+            continue
+        mark = " *" if candidate == figures["better_plain"] else ""
+        print(
+            f"  {candidate:22} {row['milliseconds']:9.2f} ms  {row['ratio']:7.2f} x"
+            f"  {row['megabytes']:8.0f} MB  {row['memory_ratio']:6.2f} x{mark}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workloads", nargs="*", help="W1 ... W7; all by default")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--cpu-time", action="store_true", help="processor time instead of wall time")
+    parser.add_argument("--only", nargs="*", default=list(CANDIDATES), help="some of the candidates")
+    parser.add_argument("--json", help="write the figures to this file as well")
+    given = parser.parse_args()
+    figures = {}
+    for work in WORKLOADS:
+        if not given.workloads or work.name in given.workloads:
+            raw = measure(work, given.only, given.rounds, given.threads, int(given.cpu_time))
+            figures[work.name] = summary(work, raw)
+            show(work.name, figures[work.name])
+    if given.json:
+        with open(given.json, "w") as file:
+            json.dump(figures, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

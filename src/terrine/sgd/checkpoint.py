@@ -1,0 +1,231 @@
+"""Checkpoints: a run that was killed at any moment goes on to the same final model, and is never billed less.
+
+The file holds the model, the optimizer, the steps taken, and, sealed, what must stay secret: the key that lots and
+noise come from, the states of the global generators, and a keyed fingerprint of the data. Whoever could read the key
+could subtract the noise, so it is encrypted (AES-GCM) under a key in a file of its own, `<path>.key`, readable by the
+owner only, or under one that the caller keeps; when the run is over the sealed part is dropped and the key file
+removed. Steps that are repeated after a crash draw the same lots and the same noise: they release nothing new. That
+argument needs the same data, so a run refuses to go on with other data.
+
+Each save is written beside, flushed and renamed: there is always one whole checkpoint. The first is written after the
+account was charged and before the first step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import io
+import json
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from terrine import check
+from terrine.errors import InvalidArgument, OutOfOrder
+from terrine.sgd import distributed
+from terrine.sgd.lots import Source
+from terrine.sgd.noise import Key
+from terrine.sgd.plan import Plan
+
+if TYPE_CHECKING:
+    from terrine.sgd.private import Run
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What an interrupted run left."""
+
+    key: Key
+    charged_to: str | None
+    limit: int
+    record: dict[str, Any]
+    generators: dict[str, Any] | None
+
+
+@dataclass
+class Checkpoint:
+    """Where to keep a run, and how often to save it; `seal` is a 32-byte key for what must stay secret."""
+
+    path: Path
+    every: int = 100
+    seal: bytes | None = field(default=None, repr=False)
+    _others: dict[str, Any] = field(default_factory=dict, repr=False)
+    _constant: dict[str, Any] = field(default_factory=dict, repr=False)
+    _restored: dict[str, Any] = field(default_factory=dict, repr=False)
+    _saved_at: int = field(default=-1, repr=False)
+
+    def __post_init__(self) -> None:
+        self.path = Path(self.path)
+        self.every = check.whole("every", self.every)
+
+    def open(self, plan: Plan, source: Source) -> Saved | None:
+        """What is there to go on from; None where nothing is.
+
+        Raises:
+            InvalidArgument: the file is of another plan, of other data, or cannot be unsealed.
+        """
+        if not self.path.exists():
+            return None
+        record = _load(self.path)
+        if record["plan"] != repr(plan):
+            raise InvalidArgument(
+                f"{self.path}: a run of another plan, {record['plan']}; want the same or another path"
+            )
+        if record["sealed"] is None:
+            return Saved(Key.fresh(), record["charged_to"], record["limit"], record, None)
+        secret = self._unsealed(record)
+        key = Key(bytes.fromhex(secret["key"]))
+        if not hmac.compare_digest(source.fingerprint(key.secret), secret["data"]):
+            raise InvalidArgument(f"{self.path}: a run on other data; its noise must not be used twice, start anew")
+        return Saved(key, record["charged_to"], record["limit"], record, secret["generators"])
+
+    def attach(self, run: Run, source: Source, saved: Saved | None, *, charged_to: str | None) -> None:
+        """Bring `run` to where it was saved, and keep it from now on."""
+        self._constant = {
+            "plan": repr(run.step.plan),
+            "charged_to": charged_to,
+            "limit": run.step.limit,
+            "data": source.fingerprint(run.step.key.secret),
+        }
+        if saved is None:
+            self.save(run)
+            return
+        run.step.model.load_state_dict(saved.record["model"])
+        run.optimizer.load_state_dict(saved.record["optimizer"])
+        run.step.taken, run.step.bound = saved.record["taken"], saved.record["bound"]
+        self._restored = saved.record["others"]
+        self._saved_at = run.step.taken
+        if saved.generators is not None:
+            _set_generators(saved.generators)
+
+    def keep(self, others: Mapping[str, Any]) -> None:
+        """Save these too, and restore them now where a run goes on."""
+        for name, one in others.items():
+            self._others[name] = one
+            if name in self._restored:
+                one.load_state_dict(self._restored[name])
+
+    def after_step(self, run: Run) -> None:
+        """Save every so many steps."""
+        if run.step.taken % self.every == 0 and run.step.taken != self._saved_at:
+            self.save(run)
+
+    def after_run(self, run: Run) -> None:
+        """Save what is final, without the secrets, and remove their key."""
+        self.save(run, final=True)
+        if distributed.is_first():
+            self._key_path.unlink(missing_ok=True)
+
+    def save(self, run: Run, *, final: bool = False) -> None:
+        """Write everything, in one rename."""
+        self._saved_at = run.step.taken
+        if not distributed.is_first():
+            return
+        record = {
+            "version": _VERSION,
+            "plan": self._constant["plan"],
+            "charged_to": self._constant["charged_to"],
+            "limit": self._constant["limit"],
+            "taken": run.step.taken,
+            "bound": run.step.bound,
+            "model": run.step.model.state_dict(),
+            "optimizer": run.optimizer.state_dict(),
+            "others": {name: one.state_dict() for name, one in self._others.items()},
+            "sealed": None if final else self._sealed(run),
+        }
+        buffer = io.BytesIO()
+        torch.save(record, buffer)
+        _write(self.path, buffer.getvalue())
+
+    @property
+    def _key_path(self) -> Path:
+        return self.path.with_name(self.path.name + ".key")
+
+    def _sealed(self, run: Run) -> bytes:
+        secret = {"key": run.step.key.secret.hex(), "data": self._constant["data"], "generators": _generators()}
+        nonce = os.urandom(12)
+        return nonce + AESGCM(self._sealing_key(make=True)).encrypt(nonce, json.dumps(secret).encode(), self._context())
+
+    def _unsealed(self, record: dict[str, Any]) -> dict[str, Any]:
+        self._constant = {"plan": record["plan"]}
+        sealed = record["sealed"]
+        try:
+            text = AESGCM(self._sealing_key(make=False)).decrypt(sealed[:12], sealed[12:], self._context())
+        except InvalidTag:
+            raise InvalidArgument(f"{self.path}: sealed under another key; want the one the run began with") from None
+        return json.loads(text)  # type: ignore[no-any-return]
+
+    def _context(self) -> bytes:
+        return hashlib.sha256(self._constant["plan"].encode()).digest()
+
+    def _sealing_key(self, *, make: bool) -> bytes:
+        if self.seal is not None:
+            if len(self.seal) != 32:
+                raise InvalidArgument(f"seal of {len(self.seal)} bytes: want 32, such as os.urandom(32)")
+            return self.seal
+        if not self._key_path.exists():
+            if not make:
+                raise InvalidArgument(f"{self._key_path} is missing: the run cannot go on with the noise it began with")
+            _write(self._key_path, os.urandom(32))
+        return self._key_path.read_bytes()
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        record = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise InvalidArgument(
+            f"{path}: not a checkpoint ({type(error).__name__}); remove it or choose another"
+        ) from None
+    if not isinstance(record, dict) or record.get("version") != _VERSION:
+        raise InvalidArgument(f"{path}: not a checkpoint of this version of Terrine; choose another path")
+    return record
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All of `content` at `path`, or what was there before: readable by the owner only."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OutOfOrder(f"{path}: the checkpoint could not be written ({error.strerror})") from error
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _generators() -> dict[str, Any]:
+    """The states of the global generators, which dropout and augmentations draw from."""
+    name, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, internal, following = random.getstate()
+    return {
+        "torch": bytes(torch.get_rng_state().tolist()).hex(),
+        "numpy": [name, words.tolist(), place, has_gauss, gauss],  # type: ignore[union-attr]
+        "python": [version, list(internal), following],
+    }
+
+
+def _set_generators(states: dict[str, Any]) -> None:
+    torch.set_rng_state(torch.tensor(list(bytes.fromhex(states["torch"])), dtype=torch.uint8))
+    name, words, place, has_gauss, gauss = states["numpy"]
+    np.random.set_state((name, np.array(words, dtype=np.uint32), place, has_gauss, gauss))
+    version, internal, following = states["python"]
+    random.setstate((version, tuple(internal), following))

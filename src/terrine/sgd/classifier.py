@@ -1,0 +1,128 @@
+"""A scikit-learn classifier trained by DP-SGD: linear, an MLP, or any module.
+
+    PrivateClassifier(epsilon=1.0, delta=1e-5).fit(X, y).score(X_test, y_test)
+
+The number of examples, the number of features and the set of labels count as public. Give `classes` where the labels
+that occur might be telling; a label outside them is then refused. Nothing else is taken from the data but what the
+plan pays for: rows are scaled one by one, never by statistics of the whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from terrine.errors import InvalidArgument, MissingExtra
+from terrine.events import Budget
+from terrine.sgd.plan import Plan
+from terrine.sgd.private import Account
+from terrine.sgd.training import Trainer
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise MissingExtra("scikit-learn", extra="pate") from error
+
+
+class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier whose training costs at most (epsilon, delta).
+
+    `module` is a module to copy, a function (features, classes) -> module, or None for a linear model or, with
+    `hidden`, an MLP with bounded activations. `normalise` scales each row to norm 1.
+
+    Guarantee: `fit` costs at most `plan_.event`, certified as (`epsilon_`, `delta`); the account is charged first.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | Callable[[int, int], nn.Module] | None = None,
+        *,
+        hidden: Sequence[int] = (),
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        lot: int | None = None,
+        epochs: float = 20,
+        clip: float = 1.0,
+        learning_rate: float = 2.0,
+        normalise: bool = True,
+        classes: ArrayLike | None = None,
+        account: Account | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.module, self.hidden = module, hidden
+        self.epsilon, self.delta = epsilon, delta
+        self.lot, self.epochs, self.clip, self.learning_rate = lot, epochs, clip, learning_rate
+        self.normalise, self.classes, self.account, self.seed = normalise, classes, account, seed
+
+    def fit(self, X: Any, y: Any) -> PrivateClassifier:
+        """Train on rows `X` with labels `y`."""
+        X, y = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(y)
+        self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
+        places = self._places(y)
+        self.module_ = self._module(X.shape[1], len(self.classes_))
+        self.plan_ = Plan(
+            examples=len(X),
+            lot=self.lot or max(1, len(X) // 20),
+            epochs=self.epochs,
+            clip=self.clip,
+            budget=Budget(epsilon=self.epsilon, delta=self.delta),
+            seed=self.seed,
+        )
+        optimizer = torch.optim.SGD(self.module_.parameters(), lr=self.learning_rate)
+        loss = nn.CrossEntropyLoss(reduction="none")
+        trainer = Trainer(self.module_, optimizer, loss, self.plan_, account=self.account, progress=False)
+        self.history_ = trainer.fit((self._inputs(X), torch.from_numpy(places)), purpose="PrivateClassifier")
+        self.epsilon_, self.event_ = self.plan_.epsilon, self.plan_.event
+        self.n_iter_ = self.plan_.steps
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """The probability of each class, in the order of `classes_`."""
+        check_is_fitted(self)
+        rows = validate_data(self, X, dtype=np.float32, reset=False)
+        with torch.no_grad():
+            shares: NDArray[np.float64] = self.module_(self._inputs(rows)).double().softmax(dim=1).numpy()
+        return shares
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The likeliest class of each row."""
+        shares = self.predict_proba(X)
+        return np.asarray(self.classes_[shares.argmax(axis=1)])
+
+    def _inputs(self, X: NDArray[np.float32]) -> torch.Tensor:
+        rows = torch.from_numpy(np.ascontiguousarray(X))
+        return nn.functional.normalize(rows, dim=1) if self.normalise else rows
+
+    def _places(self, y: NDArray[Any]) -> NDArray[np.int64]:
+        places = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
+        if not np.array_equal(self.classes_[places], y):
+            raise InvalidArgument("y has a label that is not among the classes given; want classes to hold all of them")
+        return places.astype(np.int64)
+
+    def _module(self, features: int, classes: int) -> nn.Module:
+        if isinstance(self.module, nn.Module):
+            return copy.deepcopy(self.module)
+        with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
+            if self.seed is not None:
+                torch.manual_seed(self.seed)
+            if self.module is not None:
+                return self.module(features, classes)
+            widths = [features, *self.hidden]
+            layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())]
+            return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.seed is None
+        tags.classifier_tags.poor_score = True  # at the default epsilon, on the checks' tiny data sets
+        return tags

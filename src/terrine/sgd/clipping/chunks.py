@@ -1,0 +1,45 @@
+"""How many examples at a time: enough to be worth a pass, few enough for memory and caches.
+
+A part costs a fixed amount, the tape and one pass over the sums, so larger is better until its activations, and
+the per-example gradients that some layers keep, take more memory than the plain step would. What one example takes
+is measured on the first lot of a model and remembered.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from terrine.sgd.clipping.examples import Lot, chunks, trained
+
+FIRST = 16  # examples in the part that is measured
+LEAST, MOST = 32 << 20, 384 << 20  # bytes of one part
+
+_seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+
+
+def stops(
+    model: nn.Module, x: Lot, size: int, chunk: int | None, measured: Callable[[], tuple[float, float]]
+) -> Iterator[int]:
+    """Where each part of the lot ends; `measured()` tells what one example took, once a part has run."""
+    start = 0
+    if chunk is None:
+        known = _seen.setdefault(model, {})
+        key = tuple(tuple(leaf.shape[1:]) for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor))
+        if key not in known:
+            start = min(size, FIRST)
+            yield start
+            known[key] = fitting(*measured(), size, sum(p.numel() * p.element_size() for p in trained(model).values()))
+        chunk = known[key]
+    parts = -(-(size - start) // chunk)
+    yield from (start + stop for _, stop in chunks(size - start, -(-(size - start) // max(parts, 1)) or 1))
+
+
+def fitting(activations: float, gradients: float, size: int, parameters: int) -> int:
+    """How many examples make one part of a lot: what the plain step would keep, for activations and kept gradients."""
+    target = min(max(LEAST, activations * size + 2 * parameters), MOST)
+    return max(1, int(target / max(activations + gradients, 1.0)))

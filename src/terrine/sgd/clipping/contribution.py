@@ -1,0 +1,215 @@
+"""What one use of a parameter adds to its per-example gradients, kept in the cheapest exact form.
+
+    Outer    g_i = sum_t out_it in_it^T         a linear map used at T positions (a convolution's are its patches)
+    Lookup   g_i = sum_t e_{token_it} grad_it^T a table read at T tokens, never as large as the table
+    Dense    g_i as it is                       small parameters, and whatever has no other form
+
+Each knows its squared norms (n,) and its weighted sum over the examples. An Outer with T = 1 has norm
+|out| |in|; with more positions it is the smaller of two costs: the gradients themselves ("direct", O(T d e)
+work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + e)) work)   [LTL22].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from terrine.sgd.clipping import workspace
+
+
+class Contribution(Protocol):
+    """One use of one parameter, over n examples."""
+
+    def squares(self) -> Tensor:
+        """The squared norm of every example's gradient."""
+        ...
+
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+        """total += sum_i factor_i g_i; total is contiguous, and where it is fresh it holds nothing yet, not even 0."""
+        ...
+
+    def dense(self) -> Tensor:
+        """The gradients themselves, (n, *shape)."""
+        ...
+
+    def drop(self, examples: Tensor) -> Contribution:
+        """The same with nothing from these examples, whatever they held (nan as well)."""
+        ...
+
+
+@dataclass
+class Dense:
+    """The gradients themselves, (n, *shape)."""
+
+    rows: Tensor
+
+    def squares(self) -> Tensor:
+        rows = self.rows.reshape(len(self.rows), -1)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        return squared_rows(rows)
+
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+        rows = self.rows.reshape(len(self.rows), -1)
+        if rows.dtype == total.dtype == factor.dtype:
+            total.view(-1).addmv_(rows.t(), factor, beta=float(not fresh))
+        else:
+            total.view(-1).addmv_(rows.t().to(total.dtype), factor.to(total.dtype), beta=float(not fresh))
+
+    def dense(self) -> Tensor:
+        return self.rows
+
+    def drop(self, examples: Tensor) -> Dense:
+        return Dense(_without(self.rows, examples))
+
+
+@dataclass
+class Outer:
+    """g_i = sum_t out_it in_it^T: `inputs` (n, T, d), `gradients` (n, T, e); the parameter has e * d entries."""
+
+    inputs: Tensor
+    gradients: Tensor
+    shape: tuple[int, ...]
+    input_squares: Tensor | None = None  # |in_i|^2 where it is known already
+    _rows: Tensor | None = field(default=None, repr=False)
+
+    def squares(self) -> Tensor:
+        _, positions, width = self.inputs.shape
+        height = self.gradients.shape[2]
+        if positions == 1:
+            known = squared_rows(self.inputs.flatten(1)) if self.input_squares is None else self.input_squares
+            return known * squared_rows(self.gradients.flatten(1))
+        if prefers_direct(positions, width, height):
+            return squared_rows(self._direct())
+        return self.ghost()
+
+    def ghost(self) -> Tensor:
+        """The squared norms by Gram matrices."""
+        inner = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
+        outer = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
+        return torch.bmm(inner.view(len(inner), 1, -1), outer.view(len(outer), -1, 1)).view(-1)
+
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+        if self._rows is not None:
+            Dense(self._rows).add_to(total, factor, fresh)
+            return
+        scale = factor.to(self.gradients.dtype).view(-1, 1, 1)
+        inputs, gradients = self.inputs, self.gradients
+        if inputs.shape[2] < gradients.shape[2]:
+            inputs = inputs * scale
+        else:
+            gradients = gradients * scale
+        flat = total.view(gradients.shape[2], inputs.shape[2])
+        left, right = gradients.flatten(0, 1).t(), inputs.flatten(0, 1)
+        if total.dtype == right.dtype:
+            flat.addmm_(left, right, beta=float(not fresh))
+        else:
+            flat.addmm_(left.to(total.dtype), right.to(total.dtype), beta=float(not fresh))
+
+    def dense(self) -> Tensor:
+        return self._direct().view(-1, *self.shape)
+
+    def drop(self, examples: Tensor) -> Outer:
+        return Outer(_without(self.inputs, examples), _without(self.gradients, examples), self.shape)
+
+    def _direct(self) -> Tensor:
+        if self._rows is None:
+            n, _, width = self.inputs.shape
+            height = self.gradients.shape[2]
+            rows = workspace.empty(n, height * width, self.gradients)
+            torch.bmm(self.gradients.transpose(1, 2), self.inputs, out=rows.view(n, height, width))
+            self._rows = rows
+        return self._rows
+
+
+@dataclass
+class Lookup:
+    """g_i has the rows grad_it at tokens (n, T), added up: `tokens` (n, T), `gradients` (n, T, d)."""
+
+    tokens: Tensor
+    gradients: Tensor
+    shape: tuple[int, ...]
+
+    def squares(self) -> Tensor:
+        """Rows of equal (example, token) are added first: sum over unique pairs of |sum of their rows|^2."""
+        n, positions, width = self.gradients.shape
+        if positions == 1:
+            return squared_rows(self.gradients.flatten(1))
+        order = torch.arange(n, device=self.tokens.device).view(-1, 1) * self.shape[0]
+        pair, where = torch.unique((self.tokens + order).flatten(), return_inverse=True)
+        if len(pair) == n * positions:
+            return squared_rows(self.gradients.flatten(1))
+        rows = self.gradients.new_zeros(len(pair), width).index_add_(0, where, self.gradients.flatten(0, 1))
+        return rows.new_zeros(n).index_add_(0, pair // self.shape[0], squared_rows(rows))
+
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+        rows = self.gradients * factor.to(self.gradients.dtype).view(-1, 1, 1)
+        total = total.zero_() if fresh else total
+        total.index_add_(0, self.tokens.flatten(), rows.flatten(0, 1).to(total.dtype))
+
+    def dense(self) -> Tensor:
+        n, _, width = self.gradients.shape
+        order = torch.arange(n, device=self.tokens.device).view(-1, 1) * self.shape[0]
+        table = self.gradients.new_zeros(n * self.shape[0], width)
+        table.index_add_(0, (self.tokens + order).flatten(), self.gradients.flatten(0, 1))
+        return table.view(n, *self.shape)
+
+    def drop(self, examples: Tensor) -> Lookup:
+        return Lookup(self.tokens, _without(self.gradients, examples), self.shape)
+
+
+def together(parts: list[Contribution]) -> Contribution:
+    """Several uses of one parameter as one: the norm of a sum needs its cross terms."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, Outer) for part in parts):
+        outers = [part for part in parts if isinstance(part, Outer)]
+        return Outer(
+            torch.cat([part.inputs for part in outers], 1),
+            torch.cat([part.gradients for part in outers], 1),
+            outers[0].shape,
+        )
+    if all(isinstance(part, Lookup) for part in parts):
+        lookups = [part for part in parts if isinstance(part, Lookup)]
+        return Lookup(
+            torch.cat([part.tokens for part in lookups], 1),
+            torch.cat([part.gradients for part in lookups], 1),
+            lookups[0].shape,
+        )
+    total = parts[0].dense().clone()
+    for part in parts[1:]:
+        total += part.dense()
+    return Dense(total)
+
+
+def kept(part: Contribution) -> int:
+    """The bytes of the per-example gradients a contribution keeps, if it does."""
+    rows = getattr(part, "_rows", None)
+    return 0 if rows is None else rows.numel() * rows.element_size()
+
+
+def squared_rows(rows: Tensor) -> Tensor:
+    """|row|^2 of every row, in float32 or wider."""
+    rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.square_()
+
+
+def prefers_direct(positions: int, width: int, height: int) -> bool:
+    """Whether the gradients themselves are cheaper than the two Gram matrices.
+
+    Direct: the products that the sum needs anyway, then written and read twice. Ghost: its products come on top.
+    """
+    ghost = positions * positions * (width + height + 64)
+    direct = TRAFFIC * width * height
+    return direct <= ghost
+
+
+TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memory and back, twice
+
+
+def _without(tensor: Tensor, examples: Tensor) -> Tensor:
+    return tensor.masked_fill(examples.view(-1, *[1] * (tensor.dim() - 1)), 0.0)

@@ -1,0 +1,48 @@
+"""Lots: a tensor, or a tuple or dict of tensors, whose first dimension counts the examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from terrine.errors import InvalidArgument
+
+Criterion = Callable[[Any, Any], Tensor]
+Lot = Any
+
+
+def call(model: nn.Module, x: Lot) -> Any:
+    """`model` on a lot: a tuple is positional arguments, a dict is keyword arguments."""
+    if isinstance(x, tuple | list):
+        return model(*x)
+    return model(**x) if isinstance(x, dict) else model(x)
+
+
+def count(lot: Lot) -> int:
+    """How many examples a lot holds; -1 where its tensors disagree."""
+    if isinstance(lot, Tensor) and lot.dim():
+        return int(lot.shape[0])
+    sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in pytree.tree_leaves(lot) if isinstance(leaf, Tensor)}
+    if not sizes:
+        raise InvalidArgument(f"a lot of type {type(lot).__name__}: want tensors whose first dimension counts examples")
+    return int(sizes.pop()) if len(sizes) == 1 else -1
+
+
+def part(lot: Lot, start: int, stop: int) -> Lot:
+    """The examples `start` to `stop` of a lot."""
+    if isinstance(lot, Tensor):
+        return lot[start:stop]
+    return pytree.tree_map(lambda leaf: leaf[start:stop] if isinstance(leaf, Tensor) else leaf, lot)
+
+
+def chunks(size: int, per_chunk: int) -> Iterator[tuple[int, int]]:
+    """The bounds of consecutive parts of at most `per_chunk` of `size` examples."""
+    return ((start, min(start + per_chunk, size)) for start in range(0, size, per_chunk))
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, each once, by its first name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

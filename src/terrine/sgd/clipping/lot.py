@@ -1,0 +1,121 @@
+"""`clipped_sum`: one forward and one backward over a lot, a few examples at a time.
+
+Clipping is per example, so a lot may be taken in parts of any size with the same result: small enough for
+activations to stay near the processor, large enough to keep it busy.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from terrine.errors import InvalidArgument
+from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
+from terrine.sgd.clipping.axis import Unfollowed
+from terrine.sgd.clipping.chunks import stops
+from terrine.sgd.clipping.examples import Criterion, Lot, call, count, part, trained
+from terrine.sgd.clipping.fallback import per_example_gradients
+from terrine.sgd.clipping.policy import ClippingRule, as_rule
+from terrine.sgd.clipping.reduction import is_mean, refuse_mixing
+from terrine.sgd.clipping.registry import own_rules
+from terrine.sgd.clipping.result import Clipped
+from terrine.sgd.clipping.summing import Sums
+from terrine.sgd.clipping.tape import Tape
+from terrine.sgd.clipping.workspace import reused
+from terrine.sgd.validate import validate
+
+log = logging.getLogger("terrine.sgd")
+
+
+def clipped_sum(
+    model: nn.Module, criterion: Criterion, x: Lot, y: Lot, *, clip: float | ClippingRule, chunk: int | None = None
+) -> Clipped:
+    """The sum over the lot of clipped per-example gradients, and the norms before clipping.
+
+    `criterion(model(x), y)` may be a mean, a sum or one loss per example; a tuple `x` is positional arguments, a
+    dict keyword arguments. `chunk` examples are in memory at a time; by default as many as are fastest.
+
+    Guarantee: adding or removing one example moves the sums by at most the rule's bound in L2 norm.
+    Raises: InvalidArgument where the model or the loss mixes examples.
+    """
+    rule, size = as_rule(clip), count(y)
+    validate(model)
+    parameters = trained(model)
+    sums = Sums(parameters)
+    if size == 0 or not parameters:
+        return Clipped(sums.totals(), torch.zeros(size))
+    work = _Work(model, criterion, parameters, rule, sums)
+    if count(x) != size:  # bags between offsets, or inputs that all examples share: not to be cut
+        whole = work.part(x, y)
+        return Clipped(sums.totals(), whole)
+    if size > 1:
+        refuse_mixing(model, x)
+    norms: list[Tensor] = []
+    start = 0
+    for stop in stops(model, x, size, chunk, lambda: (work.bytes, work.rows)):
+        norms.append(work.part(part(x, start, stop), part(y, start, stop)) if stop - start < size else work.part(x, y))
+        start = stop
+    return Clipped(sums.totals(), torch.cat(norms) if len(norms) > 1 else norms[0])
+
+
+@dataclass
+class _Work:
+    """What stays the same from one part of a lot to the next."""
+
+    model: nn.Module
+    criterion: Criterion
+    parameters: dict[str, nn.Parameter]
+    rule: ClippingRule
+    sums: Sums
+    mean: bool | None = None
+    bytes: float = 0.0  # one example's activations, in the last part
+    rows: float = 0.0  # one example's gradients that were kept
+
+    def part(self, x: Lot, y: Lot) -> Tensor:
+        """Add one part's clipped gradients to the sums; its norms."""
+        size = count(y)
+        try:
+            tape = Tape(self.parameters, size)
+            with reused(self.model), torch.no_grad():
+                self._run(tape, x, y)
+                contributions, squares = tape.finish()
+                self.bytes, self.rows = tape.bytes / size, tape.rows / size
+                if not squares:
+                    return torch.zeros(size)
+                return self.sums.add(contributions, squares, self.rule)
+        except Unfollowed as reason:
+            _say(self.model, reason)
+            gradients = per_example_gradients(self.model, self.criterion, x, y)
+            with torch.no_grad():
+                return self.sums.add_rows(gradients, self.rule)
+
+    def _run(self, tape: Tape, x: Lot, y: Lot) -> None:
+        """Forward and backward under the tape."""
+        with torch.enable_grad():
+            tape.mark(x)
+            with own_rules(self.model, tape), tape:
+                output = call(self.model, x)
+            loss = self.criterion(output, y)
+            if not isinstance(loss, Tensor):
+                raise InvalidArgument(f"criterion: want a tensor, got {type(loss).__name__}")
+            if self.mean is None and tape.examples > 1:
+                self.mean = is_mean(self.criterion, output, y, loss)
+            total = loss.sum() if loss.dim() else loss * tape.examples if self.mean else loss
+            if not total.requires_grad:
+                return
+            _, *leaked = torch.autograd.grad(total, [tape.anchor, *self.parameters.values()], allow_unused=True)
+        if any(gradient is not None for gradient in leaked):
+            raise Unfollowed("a parameter was used where the tape cannot see it")
+
+
+def _say(model: nn.Module, reason: Unfollowed) -> None:
+    key = (type(model), str(reason))
+    if key not in _said:
+        _said.add(key)
+        log.warning("%s: per-example gradients by vmap, exact but slow (%s)", type(model).__name__, reason)
+
+
+_said: set[tuple[type, str]] = set()

@@ -1,0 +1,133 @@
+"""Pieces: the tensors that stand for a parameter, or for something made from parameters alone.
+
+A forward pass may use a parameter as it is, a view of it (`weight.chunk(3)`), a broadcast of it
+(`token.expand(n, -1, -1)`), or something computed from it (`g * v / |v|`). Each is a piece; what its uses
+contribute flows back to the parameter at the end:
+
+    view       the same numbers at other places; disjoint views need no cross terms
+    lookup     rows of a table by fixed positions: a `Lookup`
+    computed   per-example gradients through the small graph that made it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, together
+
+
+@dataclass(eq=False)
+class Piece:
+    """`value` is what the forward pass computes with; `graph` is the same with its history."""
+
+    value: Tensor
+    graph: Tensor
+    name: str = ""
+    parents: tuple[Piece, ...] = ()
+    expanded_from: Piece | None = None
+    tokens: Tensor | None = None
+    uses: int = 0
+    contributions: list[Contribution] = field(default_factory=list)
+    views: list[Piece] = field(default_factory=list)
+
+    @property
+    def simple(self) -> bool:
+        """Used once, as it is: its norms need nothing else."""
+        return bool(self.name) and self.uses == 1 and not self.views
+
+
+def settle(pieces: list[Piece], examples: int) -> None:
+    """Carry every derived piece's contributions to the parameters, the last made first."""
+    for piece in reversed(pieces):
+        if piece.parents and piece.contributions and not is_view(piece):
+            _to_parents(piece, together(piece.contributions), examples)
+
+
+def is_view(piece: Piece) -> bool:
+    """Whether a derived piece is the parameter's own memory, no number twice."""
+    return bool(piece.parents) and any(piece is view for view in piece.parents[0].views)
+
+
+def merged(root: Piece) -> Contribution:
+    """One contribution for a parameter and all its views."""
+    if not root.views:
+        return together(root.contributions)
+    parts = [root, *(view for view in root.views if view.contributions)]
+    parts = [part for part in parts if part.contributions]
+    if len(parts) == 1 and parts[0] is root:
+        return together(root.contributions)
+    places = [_place(part.value, root.value) for part in parts]
+    mixed = Views([together(part.contributions) for part in parts], places, tuple(root.value.shape))
+    return mixed if mixed.disjoint() else Dense(mixed.dense())
+
+
+@dataclass
+class Views:
+    """Contributions to disjoint views of one parameter: squares add, and every sum goes to its place."""
+
+    parts: list[Contribution]
+    places: list[tuple[tuple[int, ...], tuple[int, ...], int]]
+    shape: tuple[int, ...]
+
+    def disjoint(self) -> bool:
+        seen = torch.zeros(self._numbers(), dtype=torch.uint8)
+        for place in self.places:
+            seen.as_strided(*place).add_(1)
+        return int(seen.max()) <= 1
+
+    def squares(self) -> Tensor:
+        return torch.stack([part.squares() for part in self.parts]).sum(0)
+
+    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+        total = total.zero_() if fresh else total
+        for part, place in zip(self.parts, self.places, strict=True):
+            view = total.as_strided(*place)
+            target = view if view.is_contiguous() else torch.zeros_like(view, memory_format=torch.contiguous_format)
+            part.add_to(target, factor)
+            if target is not view:
+                view.add_(target)
+
+    def dense(self) -> Tensor:
+        parts = [part.dense() for part in self.parts]
+        rows = parts[0].new_zeros(len(parts[0]), self._numbers())
+        for part, (size, stride, offset) in zip(parts, self.places, strict=True):
+            rows.as_strided((len(rows), *size), (rows.shape[1], *stride), offset).add_(part)
+        return rows.view(-1, *self.shape)
+
+    def drop(self, examples: Tensor) -> Views:
+        return Views([part.drop(examples) for part in self.parts], self.places, self.shape)
+
+    def _numbers(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+
+def shares_memory(view: Tensor, base: Tensor) -> bool:
+    """Whether `view` is part of `base`'s memory, each number at most once."""
+    same = view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+    return same and base.is_contiguous() and all(s > 0 for s, d in zip(view.stride(), view.shape, strict=True) if d > 1)
+
+
+def _place(view: Tensor, base: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    return tuple(view.shape), tuple(view.stride()), int(view.storage_offset()) - int(base.storage_offset())
+
+
+def _to_parents(piece: Piece, total: Contribution, examples: int) -> None:
+    rows = total.dense()
+    if piece.tokens is not None:
+        tokens = piece.tokens.reshape(1, -1).expand(examples, -1)
+        table = piece.parents[0]
+        flat = rows.reshape(examples, tokens.shape[1], -1)
+        table.contributions.append(Lookup(tokens, flat, tuple(table.value.shape)))
+        return
+    sources = [parent.graph for parent in piece.parents]
+    with torch.enable_grad():
+        gradients: Any = torch.autograd.grad(
+            piece.graph, sources, rows, is_grads_batched=True, retain_graph=True, allow_unused=True
+        )
+    for parent, gradient in zip(piece.parents, gradients, strict=True):
+        if gradient is not None:
+            parent.contributions.append(Dense(gradient.detach()))

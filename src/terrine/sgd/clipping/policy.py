@@ -1,0 +1,114 @@
+"""Clipping rules: how far one example's gradient may reach.
+
+    Flat        g * min(1, C / |g|)                  one norm over all parameters     [ACG16] Algorithm 1
+    PerLayer    the same for each layer and its own C_l; the whole reaches sqrt(sum C_l^2)
+    Automatic   g * C / (|g| + stability)            normalises instead of clipping   [BWZ23]
+
+Whatever the rule, what one example adds to the sum has L2 norm at most `rule.bound`. An example whose
+gradient is not finite adds nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from terrine import check
+from terrine.errors import InvalidArgument
+
+
+class ClippingRule(Protocol):
+    """What turns squared norms by parameter name, and the norms over all parameters, into factors; all are (n,)."""
+
+    @property
+    def bound(self) -> float:
+        """The largest L2 norm one example can add to the sum."""
+        ...
+
+    def factors(self, squares: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
+        """The factor of every example, for every parameter; where a norm is not finite it does not matter."""
+        ...
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Scale an example's whole gradient down to L2 norm `bound` where it is longer."""
+
+    bound: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bound", _bound("clip", self.bound))
+
+    def factors(self, squares: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
+        return dict.fromkeys(squares, _shrink(norms, self.bound))
+
+
+@dataclass(frozen=True)
+class PerLayer:
+    """Scale each layer's gradient to its own bound; keys are parameter names or module paths above them."""
+
+    bounds: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bounds, Mapping) or not self.bounds:
+            raise check.refuse("bounds", self.bounds, "a mapping from layer path to bound, not empty")
+        object.__setattr__(self, "bounds", {key: _bound(f"bounds[{key!r}]", b) for key, b in self.bounds.items()})
+
+    @property
+    def bound(self) -> float:
+        return math.sqrt(sum(bound**2 for bound in self.bounds.values()))
+
+    def factors(self, squares: Mapping[str, Tensor], _norms: Tensor) -> dict[str, Tensor]:
+        groups: dict[str, list[str]] = {}
+        for name in squares:
+            groups.setdefault(self._layer(name), []).append(name)
+        result: dict[str, Tensor] = {}
+        for layer, names in groups.items():
+            layer_norms = torch.stack([squares[name] for name in names]).sum(0).sqrt_()
+            factor = _shrink(layer_norms, self.bounds[layer])
+            result.update(dict.fromkeys(names, factor))
+        return result
+
+    def _layer(self, name: str) -> str:
+        path = name
+        while path not in self.bounds:
+            if not path:
+                raise InvalidArgument(f"bounds={sorted(self.bounds)}: want one for {name!r}, or for a module above it")
+            path = path.rpartition(".")[0]
+        return path
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """Scale every example's gradient to almost `bound`, short ones up as well: no threshold to tune."""
+
+    bound: float
+    stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bound", check.positive("clip", self.bound))
+        object.__setattr__(self, "stability", check.positive("stability", self.stability))
+
+    def factors(self, squares: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
+        return dict.fromkeys(squares, self.bound / (norms + self.stability))
+
+
+def as_rule(clip: float | ClippingRule) -> ClippingRule:
+    """A number is a flat bound."""
+    return Flat(clip) if isinstance(clip, int | float) else clip
+
+
+def _bound(name: str, value: float) -> float:
+    result = check.number(name, value, "> 0")
+    if result <= 0:
+        raise check.refuse(name, value, "> 0", "math.inf switches clipping off, which no event covers")
+    return result
+
+
+def _shrink(norm: Tensor, bound: float) -> Tensor:
+    return (bound / norm).clamp_(max=1.0)

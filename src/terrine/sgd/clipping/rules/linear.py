@@ -1,0 +1,106 @@
+"""Linear maps: y = x W^T + b at every position gives g_W = sum_t y'_t x_t^T and g_b = sum_t y'_t."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from terrine.sgd.clipping.axis import Unfollowed, by_example
+from terrine.sgd.clipping.contribution import Contribution, Dense, Outer
+from terrine.sgd.clipping.piece import Piece
+from terrine.sgd.clipping.rules.elementwise import reduced
+from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
+
+Found = list[tuple[Piece, Contribution]]
+
+
+@rule_for(functional.linear)
+def linear(use: Use, gradient: Tensor) -> Found:
+    """`functional.linear(x, weight, bias)`, and with it nn.Linear, attention projections and tied output layers."""
+    found = outer(use, use.argument(0, "input"), gradient, use.piece(1, "weight"), use.piece(2, "bias"))
+    if use.extra is not None and isinstance(found[0][1], Outer):
+        found[0][1].input_squares = use.extra
+    return found
+
+
+def _by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+    """Output and squared input norms of fixed wide features, block by block while each is in cache."""
+    wide_enough = inputs.dim() == 2 and inputs.shape[1] >= 8 * weight.shape[0] and inputs.numel() >= 1 << 22
+    if not wide_enough or inputs.requires_grad or inputs.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
+        return None
+    output = inputs.new_empty(len(inputs), len(weight))
+    squares = inputs.new_empty(len(inputs))
+    step = max(16, (1 << 20) // inputs.shape[1])
+    across = weight.t()
+    for start in range(0, len(inputs), step):
+        rows = inputs[start : start + step]
+        torch.linalg.vector_norm(rows, dim=1, out=squares[start : start + step])
+        if bias is None:
+            torch.mm(rows, across, out=output[start : start + step])
+        else:
+            torch.addmm(bias, rows, across, out=output[start : start + step])
+    return output, squares.square_()
+
+
+COMPUTE[functional.linear] = _by_blocks
+
+
+@rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+def matmul(use: Use, gradient: Tensor) -> Found:
+    """`x @ W` with W a matrix: the linear map's weight, transposed."""
+    weight = use.piece(1, "other")
+    if len(use.pieces) != 1 or weight is None or weight.value.dim() != 2:
+        return _masked(use, gradient)
+    return _transposed(use, use.args[0], gradient, weight)
+
+
+@rule_for(torch.addmm)
+def addmm(use: Use, gradient: Tensor) -> Found:
+    """`addmm(bias, x, W)`: the linear layer of GPT-2."""
+    if use.kwargs:
+        return _masked(use, gradient)
+    found: Found = []
+    bias, weight = use.pieces.get(0), use.pieces.get(2)
+    if use.pieces.get(1) is not None:
+        raise Unfollowed("addmm: a parameter as its second argument")
+    if bias is not None:
+        found.append((bias, Dense(reduced(gradient, use, tuple(bias.value.shape)))))
+    return found + (_transposed(use, use.args[1], gradient, weight) if weight is not None else [])
+
+
+@rule_for(functional.bilinear)
+def bilinear(use: Use, gradient: Tensor) -> Found:
+    """y_k = x1 A_k x2 + b_k: a linear map on the products of the two inputs."""
+    first, second = use.argument(0, "input1"), use.argument(1, "input2")
+    products = (first.unsqueeze(-1) * second.unsqueeze(-2)).flatten(-2)
+    return outer(use, products, gradient, use.piece(2, "weight"), use.piece(3, "bias"))
+
+
+def outer(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece | None, bias: Piece | None) -> Found:
+    """The contributions of a linear map and of its bias."""
+    gradients = wide(by_example(gradient, use.where, use.examples, 1))
+    found: Found = []
+    if weight is not None:
+        rows = wide(by_example(inputs.detach(), use.where, use.examples, 1))
+        found.append((weight, Outer(rows, gradients, tuple(weight.value.shape))))
+    if bias is not None:
+        found.append((bias, Dense(gradients.flatten(1) if gradients.shape[1] == 1 else gradients.sum(1))))
+    return found
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """At least float32: norms and sums are never taken in half precision."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def _transposed(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece) -> Found:
+    rows = wide(by_example(inputs.detach(), use.where, use.examples, 1))
+    gradients = wide(by_example(gradient, use.where, use.examples, 1))
+    return [(weight, Outer(gradients, rows, tuple(weight.value.shape)))]
+
+
+def _masked(use: Use, gradient: Tensor) -> Found:
+    from terrine.sgd.clipping.rules.generic import masked
+
+    return masked(use, gradient)

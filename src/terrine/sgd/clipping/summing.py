@@ -1,0 +1,70 @@
+"""From norms to the clipped sum: factors by the rule, non-finite examples left out, sums in float32 or wider."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.policy import ClippingRule
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type sums are kept in: float32, or wider where the parameter is."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class Sums:
+    """The sums of a lot under way: memory is taken, and cleared, only for what has a gradient."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._totals: dict[str, Tensor] = {}
+
+    def add(
+        self,
+        contributions: Mapping[str, Contribution],
+        squares: Mapping[str, Tensor],
+        rule: ClippingRule,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """Add the clipped gradients, every gradient times `scale` first; returns the norms before clipping."""
+        if scale != 1.0:
+            squares = {name: square * scale**2 for name, square in squares.items()}
+        norms = torch.stack(list(squares.values())).sum(0).sqrt_()
+        factors = rule.factors(squares, norms)
+        if not math.isfinite(float(norms.sum())):
+            broken = ~torch.isfinite(norms)
+            contributions = {name: part.drop(broken) for name, part in contributions.items()}
+            factors = {name: factor.masked_fill(broken, 0.0) for name, factor in factors.items()}
+        for name, factor in factors.items():
+            self._add(name, contributions[name], factor * scale if scale != 1.0 else factor)
+        return norms
+
+    def add_rows(self, gradients: Mapping[str, Tensor], rule: ClippingRule) -> Tensor:
+        """The same for gradients that lie in memory example by example."""
+        rows = {name: Dense(g.to(wide(g.dtype))) for name, g in gradients.items()}
+        return self.add(rows, {name: row.squares() for name, row in rows.items()}, rule)
+
+    def totals(self) -> dict[str, Tensor]:
+        """The sums by parameter name; zero where nothing had a gradient."""
+        return {
+            name: self._totals[name] if name in self._totals else self._empty(name).zero_() for name in self._parameters
+        }
+
+    def _add(self, name: str, part: Contribution, factor: Tensor) -> None:
+        fresh = name not in self._totals
+        made = getattr(part, "made", None)
+        if fresh and made is not None:
+            self._totals[name] = made(factor).to(wide(self._parameters[name].dtype))
+            return
+        if fresh:
+            self._totals[name] = self._empty(name)
+        part.add_to(self._totals[name], factor, fresh)
+
+    def _empty(self, name: str) -> Tensor:
+        parameter = self._parameters[name]
+        return torch.empty(parameter.shape, dtype=wide(parameter.dtype), device=parameter.device)

@@ -1,0 +1,359 @@
+"""The tape: watches one forward and one backward pass and keeps what per-example gradients are made of.
+
+While it is active, every torch function that receives a trained parameter is computed with the parameter
+detached, so that autograd never forms a weight gradient; the function's output tells the tape its gradient
+during the backward pass, and the function's rule turns inputs and output gradient into a `Contribution`.
+Functions, not modules, are watched: tied weights, functional calls and raw parameters need nothing special.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from terrine.errors import InvalidArgument
+from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow
+from terrine.sgd.clipping.contribution import Contribution, kept
+from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
+
+log = logging.getLogger("terrine.sgd")
+
+
+@dataclass(eq=False)
+class Use:
+    """One call of a function with pieces of parameters among its arguments."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    pieces: dict[int | str, Piece]
+    where: Where
+    examples: int
+    extra: Any = None
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument by position or by name, pieces as plain tensors."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+    def piece(self, position: int, name: str) -> Piece | None:
+        """The piece given as this argument."""
+        return self.pieces.get(position) or self.pieces.get(name)
+
+
+Rule = Callable[[Use, Tensor], list[tuple[Piece, Contribution]]]
+Forward = Callable[["Tape", Use], Any]
+
+RULES: dict[Any, Rule] = {}
+FORWARDS: dict[Any, Callable[..., Any]] = {}  # functions computed in another way while watched
+PREPARE: dict[Any, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {}  # functions that like their arguments otherwise
+
+COMPUTE: dict[Any, Callable[..., tuple[Tensor, Any] | None]] = {}  # output and what the rule wants to know, at once
+
+
+def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
+    """Make the decorated function the rule of these torch functions."""
+
+    def keep(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(functions, rule))
+        return rule
+
+    return keep
+
+
+class Tape(TorchFunctionMode):
+    """Watches torch functions over a lot of `examples` examples."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], examples: int) -> None:
+        super().__init__()
+        self.examples = examples
+        self.roots = {name: Piece(p.detach(), p, name) for name, p in parameters.items()}
+        self._pieces: dict[int, Piece] = {id(parameters[name]): piece for name, piece in self.roots.items()}
+        self._made: list[Piece] = []
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.squares: dict[str, Tensor] = {}
+        self.heard = False
+        self.bytes = 0  # of activations and their gradients, about
+        self.rows = 0  # of per-example gradients that are kept
+        self._key = object()
+        self._sleeping = False
+
+    def mark(self, lot: Any) -> None:
+        """Say that these tensors hold one example per index of their first dimension."""
+        for tensor in _tensors(lot if isinstance(lot, tuple | list) else [lot]):
+            if tensor.dim() and tensor.shape[0] == self.examples:
+                self.tag(tensor, FRONT)
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Let torch functions pass unwatched."""
+        self._sleeping = True
+        try:
+            yield
+        finally:
+            self._sleeping = False
+
+    def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
+        """After the backward pass: every parameter's contribution and its squared norms."""
+        settle(self._made, self.examples)
+        contributions = {
+            name: merged(root)
+            for name, root in self.roots.items()
+            if root.contributions or any(view.contributions for view in root.views)
+        }
+        squares = {name: self.squares.get(name) for name in contributions}
+        return contributions, {n: contributions[n].squares() if s is None else s for n, s in squares.items()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__
+        if name == "__get__":
+            name = getattr(func.__self__, "__name__", "")
+            if name not in ("T", "mT", "H", "mH"):
+                return func(*args, **kwargs)
+        if self._sleeping or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        given = list(_tensors(args)) + (list(_tensors(kwargs.values())) if kwargs else [])
+        pieces = self._pieces
+        if any(id(tensor) in pieces for tensor in given):
+            return self._use(func, name, args, kwargs, given)
+        if func is functional.batch_norm:
+            _refuse_statistics(*args, **kwargs)
+        if name == "view" and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
+            func = Tensor.reshape  # channels may lie last in memory where the model does not expect it
+        result = func(*args, **kwargs)
+        self._pass_on(name, given, args, kwargs, result)
+        return result
+
+    # -- an operation on the lot alone -----------------------------------------------------------------
+
+    def _tagged(self, tensors: Iterable[Tensor]) -> bool:
+        return any(self.where(tensor) is not None for tensor in tensors)
+
+    def where(self, tensor: Tensor) -> Where | str | None:
+        """Where the examples lie in `tensor`: None if it holds none, "lost" if nobody can tell."""
+        tag = getattr(tensor, "_terrine_where", None)
+        return tag[1] if tag is not None and tag[0] is self._key else None
+
+    def tag(self, tensor: Tensor, where: Where | str) -> None:
+        """Note where the examples lie in `tensor`."""
+        tensor._terrine_where = (self._key, where)  # type: ignore[attr-defined]
+
+    def _pass_on(self, name: str, given: list[Tensor], args: Any, kwargs: Any, result: Any) -> None:
+        outputs = [result] if isinstance(result, Tensor) else list(_tensors(result)) if _is_list(result) else []
+        if not outputs:
+            return
+        sources = [(tensor, where) for tensor in given if (where := self.where(tensor)) is not None]
+        if not sources:
+            return
+        for out in outputs:
+            self.tag(out, self._followed(name, sources, args, kwargs, out))
+
+    def _followed(self, name: str, sources: list[Any], args: Any, kwargs: Any, out: Tensor) -> Where | str:
+        if self.examples == 1:
+            return FRONT
+        best: Where | None = None
+        for tensor, where in sources:
+            if isinstance(where, str):
+                continue
+            found = follow(name, tensor, where, args, kwargs, out, self.examples)
+            if found is not None and fits(out.shape, found, self.examples):
+                if tensor.dim() == out.dim():
+                    return found
+                best = best or found
+        return best or "lost"
+
+    # -- an operation on a parameter -------------------------------------------------------------------
+
+    def _use(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
+        if func is functional.batch_norm:
+            _refuse_statistics(*args, **kwargs)
+        if name in _EXPANDS and id(args[0]) in self._pieces:
+            return self._expand(func, args, kwargs)
+        if not self._tagged(tensor for tensor in given if id(tensor) not in self._pieces):
+            return self._derive(func, name, args, kwargs)
+        if func in FORWARDS:
+            return FORWARDS[func](self, *args, **kwargs)
+        rule = RULES.get(func) or RULES.get(name)
+        if rule is None:
+            rule = _generic(name)
+        positions = {i: p for i, a in enumerate(args) if (p := self._pieces.get(id(a))) is not None}
+        names = {k: p for k, a in kwargs.items() if (p := self._pieces.get(id(a))) is not None}
+        if not positions and not names:
+            raise Unfollowed(f"{name}: a parameter inside a list")
+        return self._record(func, name, args, kwargs, {**positions, **names}, rule, given)
+
+    def _record(
+        self, func: Any, name: str, args: Any, kwargs: Any, pieces: dict[Any, Piece], rule: Rule, given: list[Tensor]
+    ) -> Any:
+        """Compute with plain tensors, and have the rule hear the output's gradient."""
+        args = tuple(self.plain(a) for a in args)
+        if func in PREPARE and len(args) > 1:
+            args = PREPARE[func](args)
+        kwargs = {k: self.plain(a) for k, a in kwargs.items()}
+        computed = COMPUTE[func](*args, **kwargs) if func in COMPUTE else None
+        out, extra = computed or (func(*args, **kwargs), None)
+        if not isinstance(out, Tensor):
+            raise Unfollowed(f"{name}: several outputs from one use of a parameter")
+        where = self.followed(name, given, out, args, kwargs)
+        use = Use(func, args, kwargs, pieces, where, self.examples, extra)
+        return self.listen(out, use, rule)
+
+    def followed(self, name: str, given: list[Tensor], out: Tensor, args: Any = (), kwargs: Any = None) -> Where:
+        """Where the examples lie in `out`, for certain."""
+        sources = [(tensor, where) for tensor in given if (where := self.where(tensor)) is not None]
+        where = self._followed(name, sources, args, kwargs or {}, out)
+        if isinstance(where, str):
+            raise Unfollowed(
+                f"{name}: no dimension of {tuple(out.shape)} is known to hold the {self.examples} examples"
+            )
+        return where
+
+    def piece(self, tensor: Tensor) -> Piece | None:
+        """The piece that `tensor` is, if any."""
+        return self._pieces.get(id(tensor))
+
+    def listen(self, out: Tensor, use: Use, rule: Rule) -> Tensor:
+        """Call `rule` with the gradient of `out`, once the backward pass knows it."""
+        for piece in set(use.pieces.values()):
+            piece.uses += 1
+        self.bytes += 3 * out.numel() * out.element_size()
+        versions = [(tensor, tensor._version) for tensor in _tensors(use.args) if tensor is not out]
+
+        def hear(gradient: Tensor) -> None:
+            if any(tensor._version != version for tensor, version in versions):
+                raise Unfollowed("an input of a layer was changed in place after its use; use the out-of-place form")
+            versions.clear()
+            self._hear(use, rule, gradient)
+
+        if not out.requires_grad:
+            out = _Anchored.apply(out, self.anchor)  # type: ignore[no-untyped-call]
+        out.register_hook(hear)
+        self.tag(out, use.where)
+        return out
+
+    def _hear(self, use: Use, rule: Rule, gradient: Tensor) -> None:
+        self.heard = True
+        kind = gradient.device.type
+        still = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        with torch.no_grad(), still:
+            for piece, contribution in rule(use, gradient):
+                piece.contributions.append(contribution)
+                if piece.simple:
+                    self.squares[piece.name] = contribution.squares()
+                self.rows += kept(contribution)
+        use.args = ()
+
+    def plain(self, value: Any) -> Any:
+        """`value` with pieces replaced by what the forward pass computes with."""
+        if isinstance(value, Tensor):
+            piece = self._pieces.get(id(value))
+            return value if piece is None else piece.value
+        return type(value)(self.plain(item) for item in value) if type(value) in (list, tuple) else value
+
+    # -- something made from parameters alone ----------------------------------------------------------
+
+    def _expand(self, func: Any, args: Any, kwargs: Any) -> Any:
+        source = self._pieces[id(args[0])]
+        out = func(source.graph, *args[1:], **kwargs)
+        plain = all(
+            size == 1 or size == new
+            for size, new in zip(reversed(source.value.shape), reversed(out.shape), strict=False)
+        )
+        piece = self._derived(out, (source,))
+        if plain:
+            piece.expanded_from = source.expanded_from or source
+        return piece.value
+
+    def _derive(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        found: list[Piece] = []
+
+        def graph(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                piece = self._pieces.get(id(value))
+                if piece is not None:
+                    found.append(piece)
+                    return piece.graph
+                return value
+            return type(value)(graph(item) for item in value) if type(value) in (list, tuple) else value
+
+        out = func(*(graph(a) for a in args), **{k: graph(a) for k, a in kwargs.items()})
+        parents = tuple(dict.fromkeys(found))
+        if name == "embedding" and isinstance(out, Tensor) and len(parents) == 1 and kwargs.get("padding_idx") is None:
+            piece = self._derived(out, parents)
+            piece.tokens = args[0]
+            return piece.value
+        if isinstance(out, Tensor):
+            return self._derived(out, parents).value if out.requires_grad else out
+        if _is_list(out) and all(isinstance(item, Tensor) and item.requires_grad for item in out):
+            return type(out)(self._derived(item, parents).value for item in out)
+        return out
+
+    def _derived(self, out: Tensor, parents: tuple[Piece, ...]) -> Piece:
+        base = parents[0]
+        root = base.parents[0] if is_view(base) else base
+        piece = Piece(out.detach(), out, parents=parents)
+        if len(parents) == 1 and root.name and shares_memory(out, root.value):
+            piece.parents = (root,)
+            root.views.append(piece)
+        self._made.append(piece)
+        self._pieces[id(piece.value)] = piece
+        for parent in piece.parents:
+            parent.uses += 2  # what is derived is settled at the end, with its cross terms
+        return piece
+
+
+class _Anchored(torch.autograd.Function):
+    """Makes a tensor require grad without copying it, so that the backward pass reaches it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, _anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Any) -> Any:
+        return None, None
+
+
+_EXPANDS = frozenset({"expand", "expand_as", "broadcast_to", "repeat"})
+
+
+def _generic(name: str) -> Rule:
+    from terrine.sgd.clipping.rules.generic import masked
+
+    if name.endswith("_") and name not in ("__add__",) and not name.startswith("__"):
+        raise Unfollowed(f"{name}: an in-place operation on a parameter's result")
+    if name not in _said:
+        _said.add(name)
+        log.warning("no clipping rule for %s on a parameter: exact, but one backward per example", name)
+    return masked
+
+
+_said: set[str] = set()
+
+
+def _refuse_statistics(*args: Any, training: bool = False, **_: Any) -> None:
+    if training or (len(args) > 5 and args[5]):
+        raise InvalidArgument("batch normalisation mixes examples; sgd.fix(model) makes it group normalisation")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, tuple | list)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())

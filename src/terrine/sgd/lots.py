@@ -1,0 +1,166 @@
+"""Lots: the examples of each step, as the plan's sampler drew them.
+
+Tensors that lie in memory are indexed; any other map-style data set is read item by item, in worker processes where
+asked. Where a lot is larger than `piece`, it comes in pieces that together make one step. A lot may be empty: its
+tensors then have no rows, and the step that follows adds noise alone.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from terrine.errors import InvalidArgument
+from terrine.sgd.sampling import Indices
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Piece(NamedTuple):
+    """A part of a lot: how many of its examples are here, and whether the step comes after it."""
+
+    size: int
+    last: bool
+
+
+class Source:
+    """A data set that can be read by index lists.
+
+    Raises:
+        InvalidArgument: it cannot, or it has another number of examples than the plan.
+    """
+
+    def __init__(self, dataset: Any, examples: int, *, collate: Collate | None = None, workers: int = 0) -> None:
+        self._tensors = _tensors(dataset)
+        if self._tensors is None:
+            _check_map_style(dataset)
+        self._dataset, self._collate, self._workers = dataset, collate or default_collate, workers
+        found = len(self._tensors[0]) if self._tensors is not None else len(dataset)
+        if found != examples:
+            raise InvalidArgument(f"dataset of {found} examples: want the plan's examples={examples}")
+
+    def batches(self, indices: Iterator[Indices]) -> Iterator[Any]:
+        """One batch for every index list, in order; an empty list gives a batch without rows."""
+        if self._tensors is not None:
+            return (self._selected(self._tensors, one) for one in indices)
+        if not self._workers:
+            return (self._read(one) for one in indices)
+        return self._loaded(indices)
+
+    def fingerprint(self, secret: bytes) -> str:
+        """A keyed digest of the data: all of what lies in memory, else some examples that read the same twice."""
+        digest = hmac.new(secret, digestmod="sha256")
+        if self._tensors is not None:
+            for tensor in self._tensors:
+                _digest(digest, tensor)
+            return digest.hexdigest()
+        total = len(self._dataset)
+        digest.update(str(total).encode())
+        with torch.random.fork_rng(devices=[]):
+            for place in sorted({index * total // 16 for index in range(16)}):
+                once, twice = self._dataset[place], self._dataset[place]
+                for one, other in zip(tree_flatten(once)[0], tree_flatten(twice)[0], strict=True):
+                    if not isinstance(one, Tensor) or torch.equal(one, other):
+                        _digest(digest, one)
+        return digest.hexdigest()
+
+    @staticmethod
+    def _selected(tensors: Sequence[Tensor], indices: Indices) -> tuple[Tensor, ...]:
+        chosen = torch.from_numpy(indices)
+        return tuple(tensor.index_select(0, chosen.to(tensor.device)) for tensor in tensors)
+
+    def _read(self, indices: Indices) -> Any:
+        if not len(indices):
+            return empty_like(self._collate([self._dataset[0]]))
+        if hasattr(self._dataset, "__getitems__"):
+            return self._collate(self._dataset.__getitems__(indices.tolist()))
+        return self._collate([self._dataset[index] for index in indices.tolist()])
+
+    def _loaded(self, indices: Iterator[Indices]) -> Iterator[Any]:
+        """Through worker processes, which never see an empty list."""
+        empty: deque[bool] = deque()
+
+        def filled() -> Iterator[list[int]]:
+            for one in indices:
+                empty.append(not len(one))
+                if len(one):
+                    yield one.tolist()
+
+        loader = DataLoader(
+            self._dataset,
+            batch_sampler=_Once(filled()),
+            num_workers=self._workers,
+            collate_fn=self._collate,
+        )
+        for batch in loader:
+            while empty[0]:
+                empty.popleft()
+                yield self._read(_NOTHING)
+            empty.popleft()
+            yield batch
+        for _ in empty:
+            yield self._read(_NOTHING)
+
+
+def empty_like(batch: Any) -> Any:
+    """`batch` without rows."""
+    return tree_map(lambda leaf: leaf[:0] if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def cut(indices: Indices, size: int | None, share: tuple[int, int]) -> list[tuple[Indices, Piece]]:
+    """One process' share (rank, world) of a lot, in pieces of at most `size`; never no piece."""
+    own = indices[share[0] :: share[1]]
+    size = size or max(len(own), 1)
+    starts = range(0, max(len(own), 1), size)
+    parts = [own[start : start + size] for start in starts]
+    return [(part, Piece(len(part), place == len(parts) - 1)) for place, part in enumerate(parts)]
+
+
+def _digest(digest: hmac.HMAC, value: Any) -> None:
+    if isinstance(value, Tensor):
+        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(value, str | int | float | bool):
+        digest.update(repr(value).encode())
+
+
+class _Once:
+    """An iterator that a DataLoader accepts as its batch sampler."""
+
+    def __init__(self, batches: Iterator[list[int]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._batches
+
+
+def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
+    if type(dataset) is TensorDataset:
+        return tuple(dataset.tensors)
+    if isinstance(dataset, tuple | list) and dataset and all(isinstance(one, Tensor) for one in dataset):
+        if len({len(one) for one in dataset}) > 1:
+            raise InvalidArgument(f"dataset: tensors of lengths {[len(one) for one in dataset]}: want one length")
+        return tuple(dataset)
+    return None
+
+
+def _check_map_style(dataset: Any) -> None:
+    name = type(dataset).__name__
+    if isinstance(dataset, DataLoader):
+        raise InvalidArgument(f"dataset is a {name}: want its data set (loader.dataset); the plan draws the lots")
+    if isinstance(dataset, IterableDataset):
+        raise InvalidArgument(f"{name} is iterable only: want a map-style data set, whose examples can be sampled")
+    if isinstance(dataset, Tensor) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise InvalidArgument(f"dataset is a {name}: want a map-style Dataset or a tuple of tensors")
+
+
+_NOTHING = torch.empty(0, dtype=torch.int64).numpy()
+
+__all__ = ["Collate", "Dataset", "Piece", "Source", "cut", "empty_like"]

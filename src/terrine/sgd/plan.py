@@ -1,0 +1,214 @@
+"""The plan of a run: the one value that its sampler, its noise and its event all come from.
+
+One step of DP-SGD [ACG16], Algorithm 1, with the expected lot size L and the clipping bound C:
+
+    theta <- theta - rate/L ( sum over the lot of clip(g_i, C) + N(0, (noise reach C)^2 I) )
+
+where reach is 1 under add/remove and zero-out neighbours and 2 under replace-one (see `sampling`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from terrine import accounting, check
+from terrine.errors import BudgetExceeded, InvalidArgument
+from terrine.events import Budget, Composed, Event, Gaussian, NonPrivate, Reproducible, Unit
+from terrine.sgd.clipping import ClippingRule, Flat
+from terrine.sgd.sampling import Poisson, Sampling, Stage
+from terrine.sgd.schedules import CONSTANT, Adaptive, Stages
+
+_FOUND_BY_THE_PLAN: Any = None
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a private run will do, decided before it looks at the data.
+
+    Give `epochs` or `steps`, and either `budget` (the noise is then the least that keeps it) or `noise` and `delta`.
+    With both a budget and a noise, the noise is used and must keep the budget.
+
+    Guarantee: a run made from this plan costs at most `plan.event`, priced as (`plan.epsilon`, `plan.delta`).
+
+    Raises:
+        InvalidArgument: a field is out of range, or two fields contradict each other.
+        BudgetExceeded: no noise keeps the budget, or the given noise does not.
+    """
+
+    examples: int
+    lot: int
+    clip: float | ClippingRule | Adaptive
+    epochs: float | None = None
+    steps: int = _FOUND_BY_THE_PLAN
+    budget: Budget | None = None
+    noise: float = _FOUND_BY_THE_PLAN
+    delta: float = _FOUND_BY_THE_PLAN
+    sampling: Sampling = field(default_factory=Poisson)
+    noise_stages: Stages = CONSTANT
+    clip_stages: Stages = CONSTANT
+    preparation: tuple[Event, ...] = ()
+    """What was already released about the same examples to prepare the run, such as a private projection."""
+    unit: Unit | None = None
+    seed: int | None = None
+    """For tests: makes lots and noise reproducible, and stamps the event so."""
+
+    def __post_init__(self) -> None:
+        settle = object.__setattr__
+        settle(self, "examples", check.whole("examples", self.examples))
+        settle(self, "lot", check.whole("lot", self.lot))
+        if self.lot > self.examples:
+            raise check.refuse("lot", self.lot, f"at most examples={self.examples}")
+        self._check_clip()
+        settle(self, "preparation", tuple(self.preparation))
+        settle(self, "steps", self._settled_steps())
+        settle(self, "delta", self._settled_delta())
+        settle(self, "noise", self._settled_noise())
+        if self.seed is not None:
+            settle(self, "seed", check.whole("seed", self.seed, at_least=0))
+
+    @property
+    def rate(self) -> float:
+        """The probability that a lot holds a given example."""
+        return self.lot / self.examples
+
+    @cached_property
+    def rule(self) -> ClippingRule | Adaptive:
+        """The clipping rule; a number stands for a flat bound."""
+        return Flat(self.clip) if isinstance(self.clip, int | float) else self.clip
+
+    @property
+    def first_bound(self) -> float:
+        """How long one example's clipped gradient can be at the first step."""
+        start = self.rule.initial if isinstance(self.rule, Adaptive) else self.rule.bound
+        return start * self.clip_stages.factors[0]
+
+    @property
+    def private(self) -> bool:
+        """Whether the run has any noise; a plan without is for comparison, and its event says so."""
+        return self.noise > 0
+
+    @cached_property
+    def event(self) -> Event:
+        """What the whole run does to the data."""
+        return self.event_after(self.steps)
+
+    @cached_property
+    def epsilon(self) -> float:
+        """The certified epsilon of the whole run at `delta`; infinite without noise."""
+        return self.epsilon_after(self.steps)
+
+    def event_after(self, steps: int) -> Event:
+        """What the first `steps` steps do to the data, with what prepared them."""
+        return self._event(self.noise, steps)
+
+    def epsilon_after(self, steps: int) -> float:
+        """The certified epsilon of the first `steps` steps; infinite without noise."""
+        if not self.private:
+            return math.inf
+        proven = accounting.epsilon(self.event_after(steps), delta=self.delta)
+        # The noise was accepted because the whole run's delta at the budget's epsilon is proven: a bound as well.
+        return proven if self.budget is None else min(proven, self.budget.epsilon)
+
+    def noise_at(self, step: int) -> float:
+        """The noise of one step, relative to what one example can move."""
+        return self.noise * self.noise_stages.at(step, self.steps)
+
+    def clip_at(self, step: int, bound: float) -> ClippingRule:
+        """The clipping rule of one step; `bound` is the present one where it adapts."""
+        if isinstance(self.rule, Adaptive):
+            return Flat(bound)
+        factor = self.clip_stages.at(step, self.steps)
+        return self.rule if factor == 1.0 else Flat(self.rule.bound * factor)
+
+    def deviation_at(self, step: int, bound: float) -> float:
+        """The standard deviation of the noise on the clipped sum, where one example adds at most `bound`."""
+        noise = self.noise_at(step)
+        return noise * self.sampling.reach * bound if noise > 0 else 0.0
+
+    def _event(self, noise: float, steps: int) -> Event:
+        if noise == 0:
+            return NonPrivate(unit=self.unit)
+        parts: list[Event] = [*self.preparation]
+        if steps:
+            parts.append(self.sampling.event(self._stages(noise, steps), examples=self.examples, lot=self.lot))
+        whole = parts[0] if len(parts) == 1 else Composed(parts)
+        return whole if self.seed is None else Reproducible(whole)
+
+    def _stages(self, noise: float, steps: int) -> list[Stage]:
+        """The run as stretches of equal steps."""
+        parts = len(self.noise_stages.factors)
+        edges = [min(-(-k * self.steps // parts), steps) for k in range(parts + 1)]
+        lengths = [later - sooner for sooner, later in itertools.pairwise(edges)]
+        scaled = [noise * factor for factor in self.noise_stages.factors]
+        return [(self._release(one), one, length) for one, length in zip(scaled, lengths, strict=True) if length]
+
+    def _release(self, noise: float) -> Event:
+        gradient = Gaussian(noise=noise, unit=self.unit)
+        if not isinstance(self.rule, Adaptive):
+            return gradient
+        return Composed([gradient, Gaussian(noise=self.rule.count_noise(self.lot), unit=self.unit)])
+
+    def _check_clip(self) -> None:
+        clip, wanted = self.clip, "> 0, or a clipping rule such as sgd.PerLayer"
+        if isinstance(clip, Adaptive) or (hasattr(clip, "factors") and hasattr(clip, "bound")):
+            if self.clip_stages != CONSTANT and not isinstance(clip, Flat):
+                raise check.refuse("clip_stages", self.clip_stages, "none beside this clipping rule")
+        elif check.number("clip", clip, wanted) <= 0:
+            raise check.refuse("clip", clip, wanted)
+
+    def _settled_steps(self) -> int:
+        planned = None
+        if self.epochs is not None:
+            epochs = check.positive("epochs", self.epochs)
+            planned = self.sampling.steps(epochs, examples=self.examples, lot=self.lot)
+        if _left_out(self.steps):
+            if planned is None:
+                raise InvalidArgument("Plan: want epochs= or steps=")
+            return planned
+        steps = check.whole("steps", self.steps)
+        if planned is not None and planned != steps:
+            raise InvalidArgument(f"steps={steps}, epochs={self.epochs} (which is {planned} steps): want one of them")
+        return steps
+
+    def _settled_delta(self) -> float:
+        if self.budget is None:
+            if _left_out(self.noise) or _left_out(self.delta):
+                raise InvalidArgument("Plan: want budget=Budget(epsilon, delta), or noise= and delta=")
+            return check.open_unit("delta", self.delta)
+        if not _left_out(self.delta) and self.delta != self.budget.delta:
+            raise InvalidArgument(f"delta={self.delta}, budget.delta={self.budget.delta}: want one of them")
+        return check.open_unit("delta", self.budget.delta, "Gaussian noise cannot keep delta 0")
+
+    def _settled_noise(self) -> float:
+        if not _left_out(self.noise):
+            noise = check.not_negative("noise", self.noise, "terrine.accounting.calibrate chooses it")
+            self._check_given(noise)
+            return noise
+        assert self.budget is not None
+        if not math.isfinite(self.first_bound):
+            raise check.refuse("clip", math.inf, "a finite bound", "no noise covers an unbounded gradient")
+        return accounting.calibrate(lambda noise: self._event(noise, self.steps), self.budget)
+
+    def _check_given(self, noise: float) -> None:
+        if noise > 0 and not math.isfinite(self.first_bound):
+            raise check.refuse("clip", math.inf, "a finite bound", "no noise covers an unbounded gradient")
+        if noise == 0:
+            logger.warning("noise=0: this plan is NOT private; its event is NonPrivate and its epsilon infinite")
+        if self.budget is None:
+            return
+        if noise == 0 or accounting.delta(self._event(noise, self.steps), epsilon=self.budget.epsilon) > self.delta:
+            raise BudgetExceeded(
+                f"noise={noise}: costs more than epsilon={self.budget.epsilon}, delta={self.delta}; "
+                "leave noise out and the plan chooses it"
+            )
+
+
+def _left_out(value: Any) -> bool:
+    return value is None

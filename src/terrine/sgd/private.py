@@ -1,0 +1,355 @@
+"""An ordinary training loop, made private: the lots come from the plan, and the step clips, adds up and adds noise.
+
+    model, optimizer, lots = make_private(model, optimizer, dataset, plan)
+    for x, y in lots:
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+The model and the optimizer are the caller's own objects: hooks on the model record what per-example clipping needs,
+and a hook before `optimizer.step` puts the private gradient into the parameters. Whatever the optimizer then does
+with it is post-processing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_map
+
+from terrine.errors import InvalidArgument, OutOfOrder
+from terrine.events import Event
+from terrine.sgd import distributed
+from terrine.sgd.checkpoint import Checkpoint
+from terrine.sgd.clipping import Recorder
+from terrine.sgd.lots import Collate, Piece, Source, cut
+from terrine.sgd.noise import Key
+from terrine.sgd.plan import Plan
+from terrine.sgd.reduction import Reduction, Tape, check_examples_apart, is_loss, of_criterion, of_model, plain
+from terrine.sgd.step import Step
+from terrine.sgd.validate import validate
+
+
+class Account(Protocol):
+    """What a run is charged to, such as an account of the ledger."""
+
+    def charge(self, event: Event, *, purpose: str, by: str) -> Any:
+        """Record the spend, or raise and record nothing."""
+        ...
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: Optimizer,
+    dataset: Any,
+    plan: Plan,
+    account: Account | None = None,
+    *,
+    criterion: Callable[[Any, Any], Tensor] | None = None,
+    collate: Collate | None = None,
+    workers: int = 0,
+    piece: int | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
+    purpose: str = "DP-SGD",
+    by: str = "terrine.sgd",
+) -> tuple[nn.Module, Optimizer, Lots]:
+    """The same model and optimizer, hooked, and the plan's lots.
+
+    `piece` bounds how many examples one turn of the loop sees; the optimizer moves after a lot's last piece.
+    `criterion` is only needed where the loss cannot be followed from the model's output. With a checkpoint, a run
+    that was interrupted goes on from it, with the noise it would have had.
+
+    Guarantee: what the optimizer learns from the data costs at most `plan.event`, which the account is charged for
+    before the first step; after the plan's last step there are no more lots, and no more steps.
+
+    Raises:
+        InvalidArgument: the data set, the model or the optimizer does not fit the plan or each other.
+        BudgetExceeded: the account does not have the plan's cost left; nothing was trained.
+    """
+    return start(
+        model,
+        optimizer,
+        dataset,
+        plan,
+        account,
+        watch=True,
+        criterion=criterion,
+        collate=collate,
+        workers=workers,
+        piece=piece,
+        checkpoint=checkpoint,
+        purpose=purpose,
+        by=by,
+    )
+
+
+def start(
+    model: nn.Module,
+    optimizer: Optimizer,
+    dataset: Any,
+    plan: Plan,
+    account: Account | None,
+    *,
+    watch: bool,
+    limit: int | None = None,
+    criterion: Callable[[Any, Any], Tensor] | None = None,
+    collate: Collate | None = None,
+    workers: int = 0,
+    piece: int | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
+    purpose: str = "DP-SGD",
+    by: str = "terrine.sgd",
+) -> tuple[nn.Module, Optimizer, Lots]:
+    """`make_private`, with or without watching the model: a trainer computes clipped sums itself."""
+    bare = unwrapped(model)
+    validate(bare)
+    _check_optimizer(bare, optimizer)
+    source = Source(dataset, plan.examples, collate=collate, workers=workers)
+    kept = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
+    saved = None if kept is None else kept.open(plan, source)
+    key = distributed.agreed(saved.key if saved else Key.fresh() if plan.seed is None else Key.seeded(plan.seed))
+    step = Step(bare, plan, key, limit)
+    if saved is not None and saved.limit != step.limit:
+        raise InvalidArgument(f"limit={step.limit}: the run in {kept} was begun, and charged, for {saved.limit} steps")
+    receipt = None if saved is None else saved.charged_to
+    if account is not None and distributed.is_first() and not _is_charged(account, receipt):
+        receipt = _receipt(account, account.charge(plan.event_after(step.limit), purpose=purpose, by=by))
+    run = Run(step, optimizer, Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None, criterion)
+    optimizer._terrine_run = run  # type: ignore[attr-defined]
+    lots = Lots(source, run, piece)
+    if kept is not None:
+        kept.attach(run, source, saved, charged_to=receipt)
+        run.checkpoint = kept
+    if isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = False  # the clipped sums are added up here, after clipping
+    return model, optimizer, lots
+
+
+class Lots:
+    """The plan's lots, each once; iterating again goes on where the last loop stopped."""
+
+    def __init__(self, source: Source, run: Run, piece: int | None) -> None:
+        self._source, self.run, self._piece = source, run, piece
+
+    def __len__(self) -> int:
+        return self.run.step.limit
+
+    @property
+    def epsilon(self) -> float:
+        """The certified epsilon of the steps taken so far; the account was charged for all of them."""
+        return self.run.step.plan.epsilon_after(self.run.step.taken)
+
+    def keep(self, **others: Any) -> None:
+        """Have the checkpoint hold more, such as a learning-rate schedule; restores them where it resumes."""
+        if self.run.checkpoint is None:
+            raise OutOfOrder("lots.keep: there is no checkpoint; want make_private(..., checkpoint=path)")
+        self.run.checkpoint.keep(others)
+
+    def __iter__(self) -> Iterator[Any]:
+        plan = self.run.step.plan
+        sizes: list[Piece] = []
+
+        def indices() -> Iterator[Any]:
+            for step in range(self.run.step.taken, self.run.step.limit):
+                drawn = plan.sampling.draw(self.run.step.key, step, examples=plan.examples, lot=plan.lot)
+                for part, piece in cut(drawn, self._piece, distributed.share()):
+                    sizes.append(piece)
+                    yield part
+
+        for place, batch in enumerate(self._source.batches(indices())):
+            yield self.run.begin(batch, sizes[place])
+            self.run.finish()
+        self.run.done()
+
+
+class Run:
+    """One private run: what it is to do with the lot that was handed out."""
+
+    def __init__(
+        self,
+        step: Step,
+        optimizer: Optimizer,
+        recorder: Recorder | None,
+        criterion: Callable[[Any, Any], Tensor] | None = None,
+    ) -> None:
+        self.step, self.optimizer, self.recorder = step, optimizer, recorder
+        self.checkpoint: Checkpoint | None = None
+        self._criterion = criterion
+        self._piece: Piece | None = None
+        self._target: Any = None
+        self._given: tuple[Any, Any] | None = None
+        self._tape: Tape | None = None
+        self._reduction: Reduction | None = None
+        self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
+        if recorder is not None:
+            # Around the recorder's hooks: it sees neither watched tensors nor a lot without rows.
+            before = step.model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
+            self._hooks.append(before)
+            self._hooks.append(step.model.register_forward_hook(self._after_forward))
+
+    def begin(self, batch: Any, piece: Piece) -> Any:
+        """Hand out a piece of a lot."""
+        self._piece = piece
+        self.step.begin()
+        if self.recorder is None:
+            return batch
+        self.recorder.discard()
+        self.recorder.clip = self.step.rule
+        if self._reduction is not None or piece.size < 2:
+            return batch
+        self._tape = Tape(piece.size)
+        self._target = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+        return self._tape.watch(batch)
+
+    def finish(self) -> None:
+        """A piece is over; where the loop took no step, the lot counts as used all the same."""
+        if self._piece is not None and self._piece.last:
+            self.step.skip()
+        if self._piece is not None and self.recorder is not None:
+            self.recorder.discard()
+        self._piece = self._tape = None
+        if self.checkpoint is not None:
+            self.checkpoint.after_step(self)
+
+    def done(self) -> None:
+        """There are no more lots."""
+        for hook in self._hooks[1:]:
+            hook.remove()
+        del self._hooks[1:]
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None
+        if self.checkpoint is not None:
+            self.checkpoint.after_run(self)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if args[1:] or kwargs.get("closure") is not None:
+            raise InvalidArgument("optimizer.step(closure): want step() without one; a closure would look again")
+        if self._piece is None:
+            over = self.step.taken >= self.step.limit
+            why = f"all {self.step.limit} steps of the plan are taken" if over else "no lot has been handed out"
+            raise OutOfOrder(f"optimizer.step(): {why}; want one step for each lot")
+        piece, self._piece = self._piece, None
+        if self.recorder is not None:
+            self.step.add(self._clipped(piece))
+        if piece.last:
+            self.step.release(optimizer)
+        else:
+            self.step.withhold()
+
+    def _clipped(self, piece: Piece) -> Any:
+        assert self.recorder is not None
+        if piece.size == 0:
+            self.recorder.discard()
+            return None
+        if self._tape is not None:
+            self._reduction, self._tape = self._tape.found, None
+            if self._reduction is None:
+                self.recorder.discard()
+                raise InvalidArgument(
+                    "the loss could not be followed from the model's output to loss.backward(); "
+                    "want make_private(..., criterion=criterion) to tell a mean from a sum"
+                )
+        scale = 1.0 if self._reduction is None else self._reduction.scale(piece.size)
+        return self.recorder.collect(scale=scale)
+
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Prepare the model for what it was given, where that is the lot that was handed out."""
+        self._given = None
+        if self._piece is None or not torch.is_grad_enabled():
+            return None
+        rows = next(
+            (len(leaf) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor) and leaf.dim()), -1
+        )
+        if not module.training and rows != self._piece.size:
+            return None  # a look at other data on the way
+        args, kwargs = plain((args, kwargs))
+        if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
+            args, kwargs = tree_map(_one_row, (args, kwargs))
+        elif self._tape is not None:
+            check_examples_apart(module, args, kwargs, self._piece.size)
+        self._given = (args, kwargs)
+        return args, kwargs
+
+    def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> Any:
+        if self._piece is None or self._given is None or not torch.is_grad_enabled():
+            return None
+        leaves, size = tree_flatten(output)[0], self._piece.size
+        if size == 0:
+            return tree_map(lambda leaf: leaf[:0] if _has_rows(leaf, 1) else leaf, output)
+        if not any(_has_rows(leaf, size) for leaf in leaves):
+            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
+            raise InvalidArgument(
+                f"the model's output has shape {shapes}: want the lot's {size} examples as its first dimension"
+            )
+        if self._tape is None:
+            return None
+        if self._criterion is not None:
+            self._tape.found = of_criterion(self._criterion, output, plain(self._target), size)
+        elif any(is_loss(leaf) for leaf in leaves):
+            self._tape.found = of_model(module, *self._given, size)
+        else:
+            return self._tape.watch(output, output=True)
+        return None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module itself, without what distributes it.
+
+    Raises:
+        InvalidArgument: it was compiled, which hides the layers that clipping needs to see.
+    """
+    if isinstance(model, DistributedDataParallel | nn.DataParallel):
+        model = model.module
+    if type(model).__name__ == "OptimizedModule" or any(
+        type(module).__name__ == "OptimizedModule" for module in model.modules()
+    ):
+        raise InvalidArgument("the model is compiled: want the module that was given to torch.compile")
+    return model
+
+
+def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgument("LBFGS looks at a lot several times a step; want a first-order optimizer such as SGD")
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    named = dict(model.named_parameters())
+    own = {id(one) for one in named.values()}
+    if strange := len(held - own):
+        raise InvalidArgument(f"the optimizer holds {strange} parameters that the model does not: want the model's own")
+    idle = [name for name, one in named.items() if one.requires_grad and id(one) not in held]
+    if idle:
+        raise InvalidArgument(
+            f"the optimizer lacks {', '.join(idle[:5])}{' ...' if len(idle) > 5 else ''}: want every trained one; "
+            "freeze the others with requires_grad_(False)"
+        )
+    if not any(one.requires_grad for one in named.values()):
+        raise InvalidArgument("the model has no parameter that requires a gradient: there is nothing to train")
+    if hasattr(optimizer, "_terrine_run"):
+        raise InvalidArgument("the optimizer belongs to another private run: want a fresh optimizer")
+
+
+def _has_rows(leaf: Any, size: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == size
+
+
+def _one_row(leaf: Any) -> Any:
+    return leaf.new_zeros(1, *leaf.shape[1:]) if _has_rows(leaf, 0) else leaf
+
+
+def _receipt(account: Account, charge: Any) -> str:
+    """What shows later that this account was charged: the charge's own hash, or the account's name."""
+    return str(getattr(charge, "hash", None) or getattr(account, "name", type(account).__name__))
+
+
+def _is_charged(account: Account, receipt: str | None) -> bool:
+    if receipt is None:
+        return False
+    if callable(history := getattr(account, "history", None)):
+        return any(getattr(charge, "hash", None) == receipt for charge in history())
+    return receipt == _receipt(account, None)

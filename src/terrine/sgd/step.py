@@ -1,0 +1,96 @@
+"""One private step: clipped sums come in, one noisy average goes out into the parameters' gradients.
+
+    gradient = (sum of clipped gradients + N(0, (noise reach C)^2 I)) / expected lot size
+
+The noise goes once onto the sum of the whole lot, whatever pieces or processes it came in, and the noisy sum is
+rounded to a public grid of 2^-10 of the noise's deviation, which hides the last bits of the floating-point sum.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from terrine.sgd import distributed
+from terrine.sgd.clipping import Clipped, ClippingRule
+from terrine.sgd.noise import Key, Purpose
+from terrine.sgd.plan import Plan
+from terrine.sgd.schedules import Adaptive
+
+
+class Step:
+    """The state of a run between its steps: how many are taken, the present bound, and the sum so far."""
+
+    def __init__(self, model: nn.Module, plan: Plan, key: Key, limit: int | None = None) -> None:
+        self.model, self.plan, self.key = model, plan, key
+        self.limit = plan.steps if limit is None else min(limit, plan.steps)
+        self.taken = 0
+        self.bound = plan.first_bound
+        self.parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self._sums: dict[str, Tensor] = {}
+        self._within = 0.0
+        self._released = False
+
+    @property
+    def rule(self) -> ClippingRule:
+        """The clipping rule of the present step."""
+        return self.plan.clip_at(self.taken, self.bound)
+
+    def begin(self) -> None:
+        """A lot, or a further piece of it, is about to be handed out."""
+        self._released = False
+
+    def add(self, clipped: Clipped | None) -> None:
+        """Take in the clipped sum of one piece; None for a piece without examples."""
+        if clipped is None:
+            return
+        for name, value in clipped.sums.items():
+            if name in self._sums:
+                self._sums[name] += value
+            else:
+                self._sums[name] = value
+        if isinstance(self.plan.rule, Adaptive):
+            # One count per example, +1/2 within the bound and -1/2 beyond (or not finite): it moves it by 1/2.
+            self._within += float((clipped.norms <= self.bound).double().sub(0.5).sum())
+
+    def release(self, optimizer: Optimizer) -> None:
+        """Put the noisy average into the gradients and end the step."""
+        deviation = self.plan.deviation_at(self.taken, self.rule.bound)
+        draw = self.key.draw(Purpose.NOISE, self.taken)
+        for name, parameter in self.parameters.items():
+            total = self._sums.get(name)
+            if total is None:
+                total = torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+            total = distributed.summed(total.contiguous())
+            draw.protect(total, deviation)
+            parameter.grad = total.div_(self.plan.lot).to(parameter.dtype)
+        for group in optimizer.param_groups:
+            if "noise_variance" in group:  # DP-AdamBC takes out what the noise adds to its second moment
+                group["noise_variance"] = (deviation / self.plan.lot) ** 2
+        if isinstance(self.plan.rule, Adaptive):
+            self._adapt(self.plan.rule)
+        self._next()
+        self._released = True
+
+    def withhold(self) -> None:
+        """Leave the optimizer nothing to act on: the lot has more pieces."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def skip(self) -> None:
+        """End a step that was not taken: its lot is used up, and nothing of it was released."""
+        if not self._released:
+            self._next()
+        self._released = False
+
+    def _adapt(self, rule: Adaptive) -> None:
+        count = distributed.summed(torch.tensor(self._within, dtype=torch.float64))
+        deviation = rule.count_noise(self.plan.lot) * self.plan.sampling.reach / 2 if self.plan.private else 0.0
+        self.key.draw(Purpose.QUANTILE, self.taken).protect(count.view(1), deviation)
+        self.bound = rule.following(self.bound, float(count) / self.plan.lot + 0.5)
+
+    def _next(self) -> None:
+        self.taken += 1
+        self._sums = {}
+        self._within = 0.0

@@ -1,0 +1,211 @@
+"""Training without writing the loop: fit, evaluate, a running epsilon, the best model, averaged weights.
+
+    trainer = Trainer(model, optimizer, criterion, plan)
+    history = trainer.fit(dataset)
+    trainer.evaluate(test_set)
+
+A trainer knows its criterion, so it computes the clipped sums itself, a few examples at a time: a lot of any size
+takes the memory of a small one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from terrine import accounting
+from terrine.events import Budget
+from terrine.sgd.averaging import Average
+from terrine.sgd.checkpoint import Checkpoint
+from terrine.sgd.clipping import clipped_sum
+from terrine.sgd.lots import Collate, Source
+from terrine.sgd.plan import Plan
+from terrine.sgd.private import Account, Lots, start, unwrapped
+from terrine.sgd.validation import Best, Budgeted, Public, right
+from terrine.sgd.views import Views, augmented, averaged
+
+
+@dataclass(frozen=True)
+class History:
+    """What a fit did: public facts only."""
+
+    steps: int
+    epsilon: float
+    delta: float
+    scores: tuple[tuple[int, float], ...] = ()
+    best_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss and accuracy on the data given. On private data these numbers are not covered by the plan."""
+
+    loss: float
+    accuracy: float
+
+
+class Trainer:
+    """Trains a model by a plan.
+
+    Guarantee: `fit` costs at most `plan.event`, plus the event of a budgeted validation; the account is charged for
+    both before the first step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        criterion: Callable[[Any, Any], Tensor],
+        plan: Plan,
+        *,
+        account: Account | None = None,
+        schedule: Any = None,
+        average: Average | None = None,
+        validation: Public | Budgeted | None = None,
+        augment: Callable[[Tensor], Tensor] | None = None,
+        views: int = 1,
+        checkpoint: Checkpoint | str | Path | None = None,
+        collate: Collate | None = None,
+        workers: int = 0,
+        progress: bool | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.criterion, self.plan = model, optimizer, criterion, plan
+        self.account, self.schedule, self.average, self.validation = account, schedule, average, validation
+        self.augment, self.views = augment, views
+        self._checkpoint = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
+        self._collate, self._workers = collate, workers
+        self._progress = sys.stderr.isatty() if progress is None else progress
+
+    def fit(self, dataset: Any, *, until: Budget | None = None, purpose: str = "DP-SGD") -> History:
+        """Train on `dataset` to the plan's end, or to the last step that keeps `until`.
+
+        Raises:
+            BudgetExceeded: the account has not enough left; nothing was trained.
+        """
+        limit = self.plan.steps if until is None else affordable_steps(self.plan, until)
+        looks = None if self.validation is None else self.validation.event()
+        if looks is not None and self.account is not None:
+            self.account.charge(looks, purpose=f"{purpose}: validation", by="terrine.sgd")
+        _, _, lots = start(
+            self.model, self.optimizer, dataset, self.plan, self.account,
+            watch=False, limit=limit, collate=self._collate, workers=self._workers,
+            checkpoint=self._checkpoint, purpose=purpose,
+        )  # fmt: skip
+        return self._train(lots)
+
+    def evaluate(self, dataset: Any, *, at_once: int = 1024) -> Evaluation:
+        """Mean loss and accuracy of the model on `dataset`."""
+        count = len(dataset[0]) if isinstance(dataset, tuple | list) else len(dataset)
+        source = Source(dataset, count, collate=self._collate, workers=self._workers)
+        places = torch.arange(count).numpy()
+        loss, correct, training = 0.0, 0.0, self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            for x, y in source.batches(iter([places[at : at + at_once] for at in range(0, count, at_once)])):
+                output = self.model(x)
+                value = self.criterion(output, y)
+                loss += float(value.sum()) if value.dim() else float(value) * len(y)
+                correct += float(right(output, y).sum())
+        self.model.train(training)
+        return Evaluation(loss / count, correct / count)
+
+    def _train(self, lots: Lots) -> History:
+        step, best, scores = lots.run.step, Best(), []
+        if self._checkpoint is not None:
+            others = {"schedule": self.schedule, "average": self.average, "best": best if self.validation else None}
+            lots.keep(**{name: one for name, one in others.items() if one is not None})
+        self.model.train()
+        with self._bar(step.limit) as show:
+            for batch in lots:
+                self._step(lots, batch)
+                show(step.taken)
+                if self.validation is not None and self.validation.due(step.taken, step.limit):
+                    scores.append((step.taken, self._look(lots, best)))
+        self._finish(best)
+        found = self.plan.epsilon_after(step.taken)
+        return History(step.taken, found, self.plan.delta, tuple(scores), best.taken if self.validation else None)
+
+    def _step(self, lots: Lots, batch: Any) -> None:
+        x, y = batch
+        model, criterion = unwrapped(self.model), self.criterion
+        if self.augment is not None:
+            x, model, criterion = augmented(self.augment, x, self.views), Views(model), averaged(criterion)
+        clipped = clipped_sum(model, criterion, x, y, clip=lots.run.step.rule) if len(y) else None
+        if clipped is not None and self.augment is not None:
+            sums = {name.removeprefix("model."): value for name, value in clipped.sums.items()}
+            clipped = clipped._replace(sums=sums)
+        lots.run.step.add(clipped)
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        if self.average is not None:
+            self.average.update(self.model)
+
+    def _look(self, lots: Lots, best: Best) -> float:
+        assert self.validation is not None
+        if self.average is not None:
+            self.average.exchange(self.model)
+        score = self.validation.score(self.model, lots.run.step.key, lots.run.step.taken)
+        best.offer(self.model, score, lots.run.step.taken)
+        if self.average is not None:
+            self.average.exchange(self.model)
+        return score
+
+    def _finish(self, best: Best) -> None:
+        if self.validation is not None:
+            best.restore(self.model)
+        elif self.average is not None:
+            self.average.exchange(self.model)
+        self.model.eval()
+
+    @contextmanager
+    def _bar(self, steps: int) -> Iterator[Callable[[int], None]]:
+        if not self._progress:
+            yield lambda _taken: None
+            return
+        columns = (TextColumn("DP-SGD"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[spent]}"))
+        running = _running_epsilon(self.plan, steps)
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+            task = bar.add_task("", total=steps, spent="")
+            yield lambda taken: bar.update(task, completed=taken, spent=running(taken))
+
+
+def affordable_steps(plan: Plan, budget: Budget) -> int:
+    """The most steps of `plan`, taken from its beginning, that keep `budget`."""
+
+    def kept(steps: int) -> bool:
+        return plan.private and accounting.delta(plan.event_after(steps), epsilon=budget.epsilon) <= budget.delta
+
+    low, high = 0, plan.steps
+    if kept(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return low
+
+
+def _running_epsilon(plan: Plan, steps: int, looks: int = 20) -> Callable[[int], str]:
+    """Epsilon so far, from above: computed at a few milestones, each shown until the next."""
+    found: dict[int, str] = {}
+
+    def spent(taken: int) -> str:
+        milestone = min(-(-taken * looks // steps) * steps // looks + 1, steps)
+        if milestone not in found:
+            found[milestone] = f"epsilon <= {plan.epsilon_after(milestone):.3g}" if plan.private else "NOT private"
+        return found[milestone]
+
+    return spent
+
+
+__all__ = ["Evaluation", "History", "Trainer", "affordable_steps"]

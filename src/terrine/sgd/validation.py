@@ -1,0 +1,114 @@
+"""Choosing the best model on the way, by data that is public or by looks that are paid for.
+
+A public validation set may be looked at for nothing. A private one is looked at `times` times; each look releases the
+number of right answers plus N(0, noise^2). One example moves that number by at most 1, so all looks together are
+`Repeated(Gaussian(noise), times)`, charged before training begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from terrine import check
+from terrine.events import Event, Gaussian, Repeated
+from terrine.sgd.noise import Key, Purpose
+
+Score = Callable[[Any, Any], Tensor]
+"""Output and target in, one number per example out."""
+
+
+def right(output: Tensor, target: Tensor) -> Tensor:
+    """1 where the largest output is the target, else 0."""
+    return (output.argmax(dim=1) == target).double()
+
+
+@dataclass(frozen=True)
+class Public:
+    """Validation data that needs no protection: (inputs, targets), looked at every so many steps."""
+
+    data: tuple[Tensor, Tensor]
+    every: int = 100
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "every", check.whole("every", self.every))
+
+    def due(self, taken: int, steps: int) -> bool:
+        """Whether to look after this many steps."""
+        return taken % self.every == 0 or taken == steps
+
+    def event(self) -> Event | None:
+        """What the looks cost."""
+        return None
+
+    def score(self, model: nn.Module, _key: Key, _taken: int) -> float:
+        """The fraction of right answers."""
+        return float(_right_answers(model, self.data).mean())
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """Private validation data, looked at `times` times through noise of its own."""
+
+    data: tuple[Tensor, Tensor]
+    noise: float
+    times: int = 5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noise", check.positive("noise", self.noise))
+        object.__setattr__(self, "times", check.whole("times", self.times))
+
+    def due(self, taken: int, steps: int) -> bool:
+        """Whether to look after this many steps: `times` times, evenly, the last at the end."""
+        return taken * self.times // steps > (taken - 1) * self.times // steps
+
+    def event(self) -> Event | None:
+        """What the looks cost."""
+        return Repeated(Gaussian(noise=self.noise), self.times)
+
+    def score(self, model: nn.Module, key: Key, taken: int, /) -> float:
+        """The noisy fraction of right answers."""
+        noise = float(key.draw(Purpose.VALIDATION, taken).normal(1, deviation=self.noise))
+        return float((round(float(_right_answers(model, self.data).sum()) + noise)) / len(self.data[1]))
+
+
+class Best:
+    """The best model so far, by its validation score."""
+
+    def __init__(self) -> None:
+        self.score, self.taken = -1e300, 0
+        self._weights: dict[str, Tensor] = {}
+
+    def offer(self, model: nn.Module, score: float, taken: int) -> None:
+        """Keep this model if none scored higher."""
+        if score > self.score:
+            self.score, self.taken = score, taken
+            self._weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    def restore(self, model: nn.Module) -> None:
+        """Bring the best model back."""
+        if self._weights:
+            model.load_state_dict(self._weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"score": self.score, "taken": self.taken, "weights": dict(self._weights)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what a checkpoint kept."""
+        self.score, self.taken, self._weights = state["score"], state["taken"], dict(state["weights"])
+
+
+@torch.no_grad()
+def _right_answers(model: nn.Module, data: tuple[Tensor, Tensor], at_once: int = 1024) -> Tensor:
+    training = model.training
+    model.eval()
+    try:
+        pairs = zip(torch.split(data[0], at_once), torch.split(data[1], at_once), strict=True)
+        return torch.cat([right(model(x), y) for x, y in pairs])
+    finally:
+        model.train(training)

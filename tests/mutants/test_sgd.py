@@ -1,0 +1,234 @@
+"""Known ways in which DP-SGD went wrong, each built on purpose: the check that guards against it must catch it.
+
+Each check is first run on the real code, where it must pass: a check that always fails catches nothing.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from terrine import accounting, sgd
+from terrine.errors import InvalidArgument
+from terrine.events import PoissonSampled, Repeated
+from terrine.sgd import distributed
+from terrine.sgd import step as step_module
+from terrine.sgd.clipping import Clipped
+from terrine.sgd.noise import Draw, Key
+
+CLIP = 0.5
+
+
+def data(examples=12):
+    generator = torch.Generator().manual_seed(3)
+    return 9 * torch.randn(examples, 4, generator=generator), torch.randint(0, 3, (examples,), generator=generator)
+
+
+def released(x, y, *, noise=0.0, lot=None, steps=1, seed=0, piece=None, sampling=None, examples=None):
+    """The gradients that a run releases, step by step."""
+    examples = examples or len(x)
+    plan = sgd.Plan(
+        examples=examples, lot=lot or examples, steps=steps, clip=CLIP, noise=noise, delta=1e-5, seed=seed,
+        sampling=sampling or sgd.Poisson(),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model, optimizer, lots = sgd.make_private(model, optimizer, (x, y), plan, piece=piece)
+    found = []
+    for a, b in lots:
+        nn.CrossEntropyLoss()(model(a), b).backward()
+        optimizer.step()
+        if model.weight.grad is not None:
+            found.append(torch.cat([one.grad.flatten() for one in model.parameters()]))
+    return found
+
+
+# --- checks: each raises AssertionError on a run that is wrong ---------------------------------------------------
+
+
+def one_example_moves_the_sum_by_at_most_the_bound():
+    x, y = data()
+    whole = released(x, y)[0] * len(x)
+    for index in range(len(x)):
+        kept = [place for place in range(len(x)) if place != index]
+        without = released(x[kept], y[kept])[0] * (len(x) - 1)
+        assert float((whole - without).norm()) <= CLIP * (1 + 1e-4)
+
+
+def noise_has_the_deviation_of_the_event(lot=6, piece=None):
+    x, y = torch.zeros(12, 4), torch.zeros(12, dtype=torch.long)
+    steps = released(x, y, noise=2.0, lot=lot, steps=300, piece=piece)
+    assert len(steps) == 300
+    weights = torch.stack(steps)[:, :12]  # zero inputs: the weights' gradients are noise alone
+    expected = 2.0 * CLIP / lot
+    count = weights.numel()
+    assert abs(float(weights.std()) / expected - 1) < 5 / math.sqrt(2 * count)  # false alarm below 1e-6
+
+
+def every_lot_takes_a_step():
+    x, y = data(4)
+    steps = released(x, y, noise=1.0, lot=1, steps=40)
+    assert len(steps) == 40
+    assert all(float(one.norm()) > 0 for one in steps)
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(steps))
+
+
+def the_event_is_that_of_the_sampler():
+    for sampling in (sgd.Poisson(), sgd.FixedSize(), sgd.Shuffled()):
+        shared = {"examples": 200, "lot": 20, "clip": 1.0, "noise": 1.0, "delta": 1e-5, "steps": 100}
+        event = sgd.Plan(**shared, sampling=sampling).event
+        lots = [sampling.draw(Key.seeded(1), step, examples=200, lot=20) for step in range(100)]
+        sizes = {len(lot) for lot in lots}
+        disjoint = all(len(set().union(*map(set, lots[at : at + 10]))) == 200 for at in range(0, 100, 10))
+        billed_as_poisson = isinstance(event, Repeated) and isinstance(event.event, PoissonSampled)
+        assert billed_as_poisson == (len(sizes) > 1 and not disjoint)
+
+
+CHECKS = [
+    one_example_moves_the_sum_by_at_most_the_bound,
+    noise_has_the_deviation_of_the_event,
+    every_lot_takes_a_step,
+    the_event_is_that_of_the_sampler,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_real_code_passes(check):
+    check()
+
+
+def test_pieces_carry_no_noise_of_their_own():
+    noise_has_the_deviation_of_the_event(piece=2)
+
+
+# --- mutants -----------------------------------------------------------------------------------------------------
+
+
+def clip_after_average(self, *, scale=1.0):
+    """Average the gradients first, then clip: one example can move it by far more than its share."""
+    clipped = _unclipped(self, scale)
+    total = torch.sqrt(sum((one**2).sum() for one in clipped.sums.values()))
+    size = len(clipped.norms)
+    factor = min(1.0, CLIP / float(total / size))
+    return Clipped({name: one * factor for name, one in clipped.sums.items()}, clipped.norms)
+
+
+def no_clipping(self, *, scale=1.0):
+    return _unclipped(self, scale)
+
+
+def a_mean_taken_for_a_sum(self, *, scale=1.0):
+    """Clip the already averaged gradients at the bound, then multiply back by the lot size."""
+    clipped = REAL_COLLECT(self, scale=1.0)
+    return Clipped({name: one * scale for name, one in clipped.sums.items()}, clipped.norms)
+
+
+REAL_COLLECT = sgd.private.Recorder.collect
+
+
+def _unclipped(recorder, scale):
+    recorder.clip = sgd.Flat(math.inf)
+    return REAL_COLLECT(recorder, scale=scale)
+
+
+@pytest.mark.parametrize("mutant", [clip_after_average, no_clipping, a_mean_taken_for_a_sum], ids=lambda m: m.__name__)
+def test_a_sum_that_is_not_clipped_by_example_is_caught(monkeypatch, mutant):
+    monkeypatch.setattr(sgd.private.Recorder, "collect", mutant)
+    with pytest.raises(AssertionError):
+        one_example_moves_the_sum_by_at_most_the_bound()
+
+
+def test_noise_divided_by_the_drawn_size_is_caught(monkeypatch):
+    real = step_module.Step.release
+
+    def by_drawn_size(self, optimizer):
+        drawn = max(1, len(self.plan.sampling.draw(self.key, self.taken, examples=12, lot=6)))
+        real(self, optimizer)
+        for parameter in self.parameters.values():
+            parameter.grad *= self.plan.lot / drawn
+
+    monkeypatch.setattr(step_module.Step, "release", by_drawn_size)
+    with pytest.raises(AssertionError):
+        noise_has_the_deviation_of_the_event()
+
+
+def test_a_skipped_empty_lot_is_caught(monkeypatch):
+    real = step_module.Step.release
+
+    def only_if_filled(self, optimizer):
+        filled = bool(self._sums)
+        real(self, optimizer)
+        if not filled:
+            self.withhold()
+
+    monkeypatch.setattr(step_module.Step, "release", only_if_filled)
+    with pytest.raises(AssertionError):
+        every_lot_takes_a_step()
+
+
+def test_noise_for_every_piece_is_caught(monkeypatch):
+    real = step_module.Step.add
+
+    def noisy(self, clipped):
+        if clipped is not None:
+            for one in clipped.sums.values():
+                one += self.plan.deviation_at(self.taken, CLIP) * torch.randn_like(one)
+        real(self, clipped)
+
+    monkeypatch.setattr(step_module.Step, "add", noisy)
+    with pytest.raises(AssertionError):
+        noise_has_the_deviation_of_the_event(piece=2)
+
+
+def test_too_little_noise_is_caught(monkeypatch):
+    real = Draw.protect
+    monkeypatch.setattr(Draw, "protect", lambda self, total, deviation: real(self, total, 0.9 * deviation))
+    with pytest.raises(AssertionError):
+        noise_has_the_deviation_of_the_event()
+
+
+def test_noise_once_per_process_is_caught(monkeypatch):
+    """Two processes that each add noise before the sum: as if the sum had been taken twice."""
+    real = Draw.protect
+
+    def twice(self, total, deviation):
+        real(self, total, deviation)
+        real(self, total, deviation)
+
+    monkeypatch.setattr(Draw, "protect", twice)
+    assert distributed.share() == (0, 1)
+    with pytest.raises(AssertionError):
+        noise_has_the_deviation_of_the_event()
+
+
+def test_shuffled_lots_billed_as_poisson_are_caught(monkeypatch):
+    monkeypatch.setattr(sgd.Shuffled, "event", lambda self, stages, **sizes: sgd.Poisson().event(stages, **sizes))
+    with pytest.raises(AssertionError):
+        the_event_is_that_of_the_sampler()
+
+
+def test_shuffled_lots_cost_more_than_poisson_lots_would():
+    shared = {"examples": 6000, "lot": 60, "clip": 1.0, "noise": 1.0, "delta": 1e-5, "epochs": 3}
+    assert sgd.Plan(**shared, sampling=sgd.Shuffled()).epsilon > 2 * sgd.Plan(**shared).epsilon
+
+
+def test_batch_norm_is_caught():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    plan = sgd.Plan(examples=12, lot=6, steps=1, clip=1.0, noise=1.0, delta=1e-5)
+    with pytest.raises(InvalidArgument, match="1"):
+        sgd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data(), plan)
+
+
+def test_replace_one_noise_stated_for_add_remove_is_caught(monkeypatch):
+    """Fixed-size lots with noise relative to C instead of 2C: two runs that differ in one example stand twice apart."""
+    plan = sgd.Plan(examples=12, lot=6, steps=1, clip=CLIP, noise=1.0, delta=1e-5, sampling=sgd.FixedSize())
+
+    def apart_over_noise():
+        return 2 * CLIP / plan.deviation_at(0, CLIP)
+
+    assert accounting.gaussian.delta(apart_over_noise(), 1.0) <= accounting.gaussian.delta(1 / plan.noise, 1.0)
+    monkeypatch.setattr(sgd.FixedSize, "reach", 1.0)
+    assert accounting.gaussian.delta(apart_over_noise(), 1.0) > accounting.gaussian.delta(1 / plan.noise, 1.0)

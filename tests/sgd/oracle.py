@@ -1,0 +1,49 @@
+"""The slow obvious way: one example after the other, autograd, clip, add."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def loop(model, criterion, x, y, clip):
+    """Clipped sum and norms by a per-example loop."""
+    model = copy.deepcopy(model)
+    model._forward_hooks.clear()  # a recorder may be attached to the original
+    model._forward_pre_hooks.clear()
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    norms = []
+    for i in range(len(pytree.tree_leaves(y)[0])):
+        alone = pytree.tree_map(lambda t, i=i: t[i : i + 1], x)
+        output = (
+            model(*alone) if isinstance(alone, tuple) else model(**alone) if isinstance(alone, dict) else model(alone)
+        )
+        loss = criterion(output, pytree.tree_map(lambda t, i=i: t[i : i + 1], y)).sum()
+        grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters.values(), grads, strict=True)]
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads))
+        norms.append(norm)
+        for name, g in zip(parameters, grads, strict=True):
+            if math.isfinite(norm):
+                sums[name] += g * min(1.0, clip / norm if norm else 1.0)
+    return sums, torch.tensor(norms, dtype=torch.float64)
+
+
+def assert_same(clipped, expected, tolerance=1e-9):
+    """Sums and norms agree, relative to the largest entry."""
+    sums, norms = expected
+    assert set(clipped.sums) == set(sums)
+    torch.testing.assert_close(clipped.norms.double(), norms.double(), rtol=tolerance, atol=tolerance)
+    for name, total in sums.items():
+        size = float(total.abs().max())
+        torch.testing.assert_close(
+            clipped.sums[name].to(total.dtype),
+            total,
+            rtol=tolerance,
+            atol=tolerance * (1 + size),
+            msg=lambda m, name=name: f"{name}: {m}",
+        )

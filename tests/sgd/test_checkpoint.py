@@ -1,0 +1,157 @@
+"""A run that is killed goes on to the bit-identical model, and is never billed less."""
+
+import runpy
+import shutil
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from terrine import sgd
+from terrine.errors import InvalidArgument, OutOfOrder
+from terrine.sgd.checkpoint import Checkpoint
+
+from .processes import PROCESSES
+
+SCRIPT = str(Path(__file__).with_name("killed_run.py"))
+
+
+def run(folder, killed_at=-1, moment="never"):
+    """The exit code of a process that trains, and perhaps kills itself."""
+    names = {"PATH": str(folder / "run.pt"), "KILLED_AT": killed_at, "MOMENT": moment, "BILL": str(folder / "bill")}
+    process = PROCESSES.Process(target=runpy.run_path, args=(SCRIPT,), kwargs={"init_globals": names})
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def final(folder):
+    return torch.load(folder / "run.pt.final", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    assert run(folder) == 0
+    return final(folder)
+
+
+@pytest.mark.parametrize(("killed_at", "moment"), [(1, "before"), (5, "after"), (6, "write"), (12, "after")])
+def test_kill_and_resume_is_bit_identical_and_billed_once(tmp_path, uninterrupted, killed_at, moment):
+    assert run(tmp_path, killed_at, moment) == -signal.SIGKILL
+    assert run(tmp_path) == 0
+    found = final(tmp_path)
+    assert all(torch.equal(found[name], one) for name, one in uninterrupted.items())
+    assert (tmp_path / "bill").read_text() == "charged\n"
+
+
+def test_a_kill_before_the_first_checkpoint_bills_again_never_less(tmp_path):
+    assert run(tmp_path, 0, "write") == -signal.SIGKILL
+    assert run(tmp_path) == 0
+    assert (tmp_path / "bill").read_text() == "charged\n" * 2
+
+
+class Notes:
+    def __init__(self, name):
+        self.name, self.charges = name, []
+
+    def charge(self, event, *, purpose, by):
+        self.charges.append(event)
+
+
+def begin(path, small, *, plan=None, account=None, turns=2, **options):
+    """A fresh model and optimizer on the run at `path`, for a few turns."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    plan = plan or sgd.Plan(examples=12, lot=6, steps=5, clip=1.0, noise=1.0, delta=1e-5)
+    keep = Checkpoint(path, every=1, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, lots = sgd.make_private(model, optimizer, small, plan, account, checkpoint=keep)
+    for turn, (x, y) in enumerate(lots):
+        if turn == turns:
+            break
+        nn.CrossEntropyLoss()(model(x), y).backward()
+        optimizer.step()
+    return model, lots
+
+
+def test_a_fresh_key_is_kept_so_that_the_same_noise_comes_again(tmp_path, small):
+    """Two copies of one interrupted run end in the same model, although no seed was given."""
+    (tmp_path / "a").mkdir()
+    begin(tmp_path / "a" / "run.pt", small)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    one, _ = begin(tmp_path / "a" / "run.pt", small, turns=99)
+    two, _ = begin(tmp_path / "b" / "run.pt", small, turns=99)
+    assert torch.equal(one.weight, two.weight)
+
+
+def test_the_key_is_sealed_and_gone_when_the_run_is_over(tmp_path, small):
+    path = tmp_path / "run.pt"
+    _, lots = begin(path, small)
+    key_file = tmp_path / "run.pt.key"
+    secret = lots.run.step.key.secret
+    assert secret not in path.read_bytes()
+    assert secret.hex().encode() not in path.read_bytes()
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    begin(path, small, turns=99)
+    assert not key_file.exists()
+    _, lots = begin(path, small, turns=99)
+    assert lots.run.step.taken == 5
+
+
+def test_other_data_another_plan_or_a_lost_key_is_refused(tmp_path, small):
+    path = tmp_path / "run.pt"
+    begin(path, small)
+    changed = (small[0] + 1e-6, small[1])
+    with pytest.raises(InvalidArgument, match="other data"):
+        begin(path, changed)
+    with pytest.raises(InvalidArgument, match="another plan"):
+        begin(path, small, plan=sgd.Plan(examples=12, lot=6, steps=5, clip=1.0, noise=0.9, delta=1e-5))
+    with pytest.raises(InvalidArgument, match="another key"):
+        begin(path, small, seal=bytes(32))
+    (tmp_path / "run.pt.key").unlink()
+    with pytest.raises(InvalidArgument, match="missing"):
+        begin(path, small)
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(InvalidArgument, match="not a checkpoint"):
+        begin(path, small)
+
+
+def test_a_run_that_another_account_goes_on_with_is_charged_there_too(tmp_path, small):
+    first, second = Notes("first"), Notes("second")
+    begin(tmp_path / "run.pt", small, account=first)
+    begin(tmp_path / "run.pt", small, account=first)
+    assert len(first.charges) == 1
+    begin(tmp_path / "run.pt", small, account=second)
+    assert len(second.charges) == 1
+
+
+def test_a_ledger_is_charged_once_and_another_of_the_same_name_again(tmp_path, small):
+    from terrine.events import Budget
+    from terrine.ledger import Ledger
+
+    def account(name):
+        return Ledger.open(tmp_path / name).account("patients", budget=Budget(epsilon=50.0, delta=1e-5))
+
+    for _ in range(3):
+        begin(tmp_path / "run.pt", small, account=account("one.db"), turns=1)
+    assert len(list(account("one.db").history())) == 1
+    begin(tmp_path / "run.pt", small, account=account("two.db"), turns=1)
+    assert len(list(account("two.db").history())) == 1
+
+
+def test_a_seal_of_ones_own_leaves_no_key_on_disk(tmp_path, small):
+    begin(tmp_path / "run.pt", small, seal=bytes(range(32)))
+    assert [one.name for one in tmp_path.iterdir()] == ["run.pt"]
+    _, lots = begin(tmp_path / "run.pt", small, seal=bytes(range(32)), turns=99)
+    assert lots.run.step.taken == 5
+    with pytest.raises(InvalidArgument, match="32"):
+        begin(tmp_path / "other.pt", small, seal=b"short")
+
+
+def test_a_place_that_cannot_be_written_is_an_error_before_training(tmp_path, small):
+    with pytest.raises(OutOfOrder, match="could not be written"):
+        begin(tmp_path / "nowhere" / "run.pt", small)
