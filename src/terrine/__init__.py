@@ -29,9 +29,6 @@ __all__ = [
     "pate",
     "sgd",
 ]
-_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"})
-
-__all__ = ["__version__", "accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"]
 
 
 def __getattr__(name: str) -> ModuleType:
