@@ -17,18 +17,7 @@ __version__ = "0.1.0"
 
 _PACKAGES = frozenset({"accounting", "audit", "datasets", "errors", "events", "ledger", "mechanisms", "pate", "sgd"})
 
-__all__ = [
-    "__version__",
-    "accounting",
-    "audit",
-    "datasets",
-    "errors",
-    "events",
-    "ledger",
-    "mechanisms",
-    "pate",
-    "sgd",
-]
+__all__ = ["__version__", "accounting", "audit", "datasets", "errors", "events", "ledger", "mechanisms", "pate", "sgd"]
 
 
 def __getattr__(name: str) -> ModuleType:
