@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import math
 import multiprocessing
@@ -163,30 +164,24 @@ def plain(work: Workload, memory_format: torch.memory_format = torch.contiguous_
 
 def terrine(work: Workload) -> Step:
     from terrine.sgd.clipping import clipped_sum
+    from terrine.sgd.noise import Key, Purpose
 
     model, (x, y) = work.model(), work.lot()
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     criterion = nn.CrossEntropyLoss()
-    add_noise = _noise()
+    key, taken = Key.fresh(), itertools.count()
 
     def step() -> None:
         optimizer.zero_grad()
         sums, _ = clipped_sum(model, criterion, x, y, clip=CLIP)
-        add_noise(sums, NOISE * CLIP)
+        draw = key.draw(Purpose.NOISE, next(taken))
         for name, parameter in parameters.items():
+            draw.protect(sums[name], NOISE * CLIP)
             parameter.grad = sums[name].div_(len(x))
         optimizer.step()
 
     return step
-
-
-def _noise() -> Callable[[dict[str, Tensor], float], None]:
-    def add(sums: dict[str, Tensor], deviation: float) -> None:
-        for total in sums.values():
-            total.add_(torch.empty_like(total).normal_(0.0, deviation))
-
-    return add
 
 
 def opacus(work: Workload, mode: str) -> Step:

@@ -1,6 +1,6 @@
 """Why k-anonymity is not enough: a table made 5-anonymous still tells an attacker who earns what.
 
-    python examples/linkage.py path/to/adult.data        (or adult.data.gz; or the directory that holds it in $TERRINE_DATA)
+    python examples/linkage.py path/to/adult.data     (or adult.data.gz; or its directory in $TERRINE_DATA)
 
 The Adult census table is generalised until every combination of age band, sex, race and marital status is shared by at
 least 5 people; smaller groups are dropped. The attacker knows these four facts about a neighbour. Two attacks work:
@@ -20,21 +20,9 @@ from terrine.mechanisms import Histogram
 K = 5
 AGE, MARITAL, RACE, SEX, INCOME = 0, 5, 8, 9, 14
 # The code book is public, so its cells may be used; cells read off the table would already leak.
-CODES = (
-    range(10, 100, 10),
-    ("Female", "Male"),
-    ("White", "Black", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other"),
-    (
-        "Married-civ-spouse",
-        "Divorced",
-        "Never-married",
-        "Separated",
-        "Widowed",
-        "Married-spouse-absent",
-        "Married-AF-spouse",
-    ),
-    ("<=50K", ">50K"),
-)
+RACES = "White Black Asian-Pac-Islander Amer-Indian-Eskimo Other".split()  # noqa: SIM905
+STATES = "Never-married Married-civ-spouse Married-AF-spouse Married-spouse-absent Separated Divorced Widowed".split()  # noqa: SIM905
+CODES = (range(10, 100, 10), ["Female", "Male"], RACES, STATES, ["<=50K", ">50K"])
 
 
 def main(arguments: list[str]) -> None:
@@ -45,11 +33,9 @@ def main(arguments: list[str]) -> None:
     exposed = [rows for rows in table.values() if len(set(rows)) == 1]
     print(f"homogeneity: in {len(exposed):,} groups all incomes agree: {sum(map(len, exposed)):,} people are exposed")
 
-    targets = people[:: max(1, len(people) // 200)][:200]
-    found = 0
+    targets, found = people[:: max(1, len(people) // 200)][:200], 0
     for person in targets:
-        later = published(people, without=person)  # the same table, after this person left
-        group = generalised(person)
+        later, group = published(people, without=person), generalised(person)  # after this person left
         found += Counter(table.get(group, ())) - Counter(later.get(group, ())) == Counter([person[INCOME]])
     print(f"differencing: two {K}-anonymous tables gave away the income of {found} of {len(targets)} people who left")
 
@@ -65,7 +51,6 @@ def main(arguments: list[str]) -> None:
 
 
 def published(people: list[list[str]], without: list[str] | None = None) -> dict[tuple[object, ...], list[str]]:
-    """The incomes of every group with at least K people."""
     groups = defaultdict(list)
     for person in people:
         if person is not without:
@@ -80,9 +65,8 @@ def generalised(person: list[str]) -> tuple[object, ...]:
 def find(arguments: list[str]) -> Path:
     folder = Path(os.environ.get("TERRINE_DATA", "."))
     places = [Path(arguments[0])] if arguments else [folder / "adult.data", folder / "adult.data.gz"]
-    return next((place for place in places if place.exists()), None) or sys.exit(
-        f"linkage: no {places[0]}; give its path"
-    )
+    found = [place for place in places if place.exists()]
+    return found[0] if found else sys.exit(f"linkage: no {places[0]}; give its path")
 
 
 def read(path: Path) -> list[list[str]]:

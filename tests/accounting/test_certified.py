@@ -183,6 +183,23 @@ def test_an_approximate_guarantee_costs_its_own_delta_each_time():
     assert accounting.delta(event, epsilon=2.1) >= -math.expm1(20 * math.log1p(-1e-8))
 
 
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, math.log(3), 2.7])
+def test_one_pure_guarantee_is_what_it_says_to_the_last_bit(epsilon):
+    for event in (PureDP(epsilon=epsilon), RandomizedResponse(epsilon=epsilon), Laplace(noise=1 / epsilon)):
+        assert accounting.epsilon(event, delta=1e-9) <= max(epsilon, 1 / (1 / epsilon))
+
+
+def test_one_approximate_guarantee_is_what_it_says():
+    event = ApproximateDP(epsilon=1.0, delta=1e-5)
+    assert accounting.delta(event, epsilon=1.0) == pytest.approx(1e-5, rel=1e-6)
+    assert accounting.delta(event, epsilon=1.1) == 1e-5
+    assert accounting.epsilon(event, delta=1e-5) == pytest.approx(1.0)
+    found = accounting.bounds(event, delta=2e-5)
+    assert found.lower <= found.upper <= 1.0
+    with pytest.raises(InvalidArgument, match="fail outright"):
+        accounting.epsilon(event, delta=1e-6)
+
+
 def test_a_mix_costs_at_least_each_part_and_at_most_their_sum():
     parts = [Laplace(noise=10.0), Gaussian(noise=10.0), RandomizedResponse(epsilon=0.1), dpsgd(0.01, 2.0, 1000)]
     whole = accounting.bounds(Composed(parts), delta=1e-5)

@@ -147,7 +147,7 @@ def test_a_seed_repeats_the_release_and_another_draws_another(case):
 @pytest.mark.parametrize("epsilon", [0, -1, math.nan, math.inf, "1", None])
 def test_an_epsilon_that_is_not_positive_is_refused(case, epsilon):
     changes = {"truth": None} if isinstance(case.mechanism, RandomizedResponse) else {}
-    with pytest.raises(InvalidArgument, match="epsilon|truth"):
+    with pytest.raises(InvalidArgument, match=r"epsilon|truth"):
         dataclasses.replace(case.mechanism, epsilon=epsilon, **changes)
 
 
@@ -216,7 +216,7 @@ def test_infinity_and_huge_records_are_clamped_to_the_bounds(case):
 
 @of("numbers", "scores", "counts", "answers")
 def test_nothing_is_refused(case):
-    with pytest.raises(InvalidArgument, match="empty|shape"):
+    with pytest.raises(InvalidArgument, match=r"empty|shape"):
         case.release([])
 
 

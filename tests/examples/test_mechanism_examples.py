@@ -48,7 +48,8 @@ def adult_like(path, rows=3000):
         marital = draw.choice(["Never-married", "Married-civ-spouse", "Divorced", "Widowed"])
         income = ">50K" if draw.random() < (0.4 if marital == "Married-civ-spouse" else 0.06) else "<=50K"
         lines.append(
-            f"{age}, Private, 77516, Bachelors, 13, {marital}, Sales, Husband, {race}, {sex}, 0, 0, 40, United-States, {income}"
+            f"{age}, Private, 77516, Bachelors, 13, {marital}, Sales, Husband, {race}, {sex}, "
+            f"0, 0, 40, United-States, {income}"
         )
     path.write_text("\n".join(lines) + "\n\n")
 

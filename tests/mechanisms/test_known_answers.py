@@ -216,7 +216,7 @@ def test_a_quantile_is_near_the_rank_asked_for():
 
 
 def test_the_sparse_vector_constants():
-    """lambda = sqrt(32 Q ln(2/delta)) / epsilon on the threshold, 2 lambda on the answers, or basic composition if less."""
+    """lambda = sqrt(32 Q ln(2/delta)) / epsilon on the threshold, 2 lambda on the answers; or basic composition."""
     mechanism = SparseVector(threshold=0, epsilon=1, answers=1000, delta=1e-6)
     scan = mechanism.start(rng=Seeded(1))
     step = 2.0**scan._exponent

@@ -1,4 +1,4 @@
-"""Smooth sensitivity: the noise has the law it should have, and the bound for the median is smooth and above the local one.
+"""Smooth sensitivity: the noise has its law, and the bound for the median is smooth and above the local one.
 
 Kolmogorov-Smirnov tests have fixed seeds and a false-alarm rate of 1e-6; a scale cut by 30% must fail them.
 """
@@ -38,7 +38,7 @@ def heavy_tailed_cdf(tail):
 )
 def test_the_noise_has_its_law(delta, tail, cdf, factor):
     mechanism, rng = SmoothNoise(epsilon=1, delta=delta, tail=tail, grid=2.0**-20), Seeded(1)
-    assert mechanism.factor == factor
+    assert mechanism.factor == pytest.approx(factor)
     draws = np.array([mechanism.release(3.0, smooth=0.25, rng=rng).value for _ in range(3000)])
     scaled = (draws - 3.0) / (factor * 0.25)
     assert stats.kstest(scaled, cdf).pvalue > 1e-6

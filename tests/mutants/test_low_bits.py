@@ -1,8 +1,8 @@
 """Attacks on the low bits of floats: they break textbook noise and find nothing in ours.
 
 Mironov's attack [Mir12]: value + float noise cannot reach every float, and which ones it reaches depends on the value.
-Two forms. (1) Granularity: 1 + n has no bits below 2^-53, while 0 + n for small n does, so an answer near 0 tells the two
-apart; it works against Laplace and against every common Gaussian sampler (ziggurat, polar, Box-Muller: [Jin22]).
+Two forms. (1) Granularity: 1 + n has no bits below 2^-53, while 0 + n for small n does, so an answer near 0 tells the
+two apart; it works against Laplace and against every common Gaussian sampler (ziggurat, polar, Box-Muller: [Jin22]).
 (2) Support: invert the sampler, and ask whether any of its 2^53 uniforms could have given the answer.
 """
 

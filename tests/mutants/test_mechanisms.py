@@ -19,7 +19,7 @@ def caught(mechanism, first, second, claim, trials=TRIALS):
     return lower_bound(mechanism, first, second, trials=trials, confidence=CONFIDENCE).refutes(claim)
 
 
-# -- sparse vectors that are not private; threshold 0, sensitivity 1 ------------------------------------------------------
+# -- sparse vectors that are not private; threshold 0, sensitivity 1 ---------------------------------------------------
 # Each takes (answers, count, epsilon, successes) and returns, per run, the string of what it said as a row.
 
 

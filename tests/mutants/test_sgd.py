@@ -184,21 +184,21 @@ def test_noise_for_every_piece_is_caught(monkeypatch):
 
 
 def test_too_little_noise_is_caught(monkeypatch):
-    real = Draw.add_normal
-    monkeypatch.setattr(Draw, "add_normal", lambda self, target, deviation: real(self, target, 0.9 * deviation))
+    real = Draw.protect
+    monkeypatch.setattr(Draw, "protect", lambda self, total, deviation: real(self, total, 0.9 * deviation))
     with pytest.raises(AssertionError):
         noise_has_the_deviation_of_the_event()
 
 
 def test_noise_once_per_process_is_caught(monkeypatch):
     """Two processes that each add noise before the sum: as if the sum had been taken twice."""
-    real = Draw.add_normal
+    real = Draw.protect
 
-    def twice(self, target, deviation):
-        real(self, target, deviation)
-        real(self, target, deviation)
+    def twice(self, total, deviation):
+        real(self, total, deviation)
+        real(self, total, deviation)
 
-    monkeypatch.setattr(Draw, "add_normal", twice)
+    monkeypatch.setattr(Draw, "protect", twice)
     assert distributed.share() == (0, 1)
     with pytest.raises(AssertionError):
         noise_has_the_deviation_of_the_event()

@@ -104,3 +104,21 @@ def test_printed_numbers_are_rounded_up():
     shown = float(str(found).split("epsilon ")[1].split()[0])
     assert shown >= found.data_independent > shown - 2e-4
     assert "for tests only" in str(found)
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+def test_a_real_ledger_is_charged_and_keeps_the_sealed_number(tmp_path, with_key):
+    ledger = pytest.importorskip("terrine.ledger")
+    from terrine.events import Budget, Neighbours, Unit
+
+    key = ledger.new_key() if with_key else None
+    with ledger.Ledger.open(str(tmp_path / "book.db"), key=key) as book:
+        account = book.account("pate", budget=Budget(50.0, 1e-3), unit=Unit.EXAMPLE, neighbours=Neighbours.REPLACE_ONE)
+        rule, votes = pate.GaussianMax(25.0), draw(0.95)
+        answers = rule.answer(votes, account=account)
+        found = pate.bill(votes, answers, rule, delta=1e-5, account=account)
+        history = list(account.history())
+        assert [charge.sealed for charge in history] == [False, with_key]
+        assert account.spent(1e-3) > 0
+        if with_key:
+            assert json.loads(account.unseal(2))["pate-data-dependent-epsilon"] == found.sealed.unsafe_open()

@@ -171,7 +171,9 @@ def test_a_cluster_back_end_is_one_argument():
 
 
 @pytest.mark.slow
-def test_teachers_train_on_a_local_ray(digits):
+def test_teachers_train_on_a_local_ray(digits, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
     try:

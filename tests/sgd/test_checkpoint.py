@@ -129,6 +129,20 @@ def test_a_run_that_another_account_goes_on_with_is_charged_there_too(tmp_path, 
     assert len(second.charges) == 1
 
 
+def test_a_ledger_is_charged_once_and_another_of_the_same_name_again(tmp_path, small):
+    from terrine.events import Budget
+    from terrine.ledger import Ledger
+
+    def account(name):
+        return Ledger.open(tmp_path / name).account("patients", budget=Budget(epsilon=50.0, delta=1e-5))
+
+    for _ in range(3):
+        begin(tmp_path / "run.pt", small, account=account("one.db"), turns=1)
+    assert len(list(account("one.db").history())) == 1
+    begin(tmp_path / "run.pt", small, account=account("two.db"), turns=1)
+    assert len(list(account("two.db").history())) == 1
+
+
 def test_a_seal_of_ones_own_leaves_no_key_on_disk(tmp_path, small):
     begin(tmp_path / "run.pt", small, seal=bytes(range(32)))
     assert [one.name for one in tmp_path.iterdir()] == ["run.pt"]

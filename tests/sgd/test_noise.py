@@ -79,6 +79,18 @@ def test_noise_lands_in_place_whatever_the_layout(dtype):
     assert target.shape == (5, 6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_protected_sum_is_noisy_and_lies_on_the_grid(dtype):
+    total = torch.full((100_001,), 0.3, dtype=dtype)
+    draw().protect(total, 3.0)
+    steps = total.double() / (2 * 2**-10)  # 2 is the power of two below 3
+    assert torch.equal(steps, steps.round())
+    assert fits_normal((total - 0.3).numpy(), 3.0)
+    untouched = torch.full((5,), 0.3, dtype=dtype)
+    draw().protect(untouched, 0.0)
+    assert torch.equal(untouched, torch.full((5,), 0.3, dtype=dtype))
+
+
 def test_each_index_is_chosen_with_the_rate():
     counts = np.zeros(50)
     sizes = []

@@ -149,6 +149,48 @@ def test_an_output_without_the_examples_in_front_is_refused(small):
         loop(Total(4, 3), small, plan(), criterion=lambda out, y: out)
 
 
+class Judged(nn.Module):
+    """A model that returns its own loss beside its outputs, as language models do."""
+
+    def __init__(self, reduction):
+        super().__init__()
+        self.layer, self.reduction = nn.Linear(4, 3), reduction
+
+    def forward(self, x, y):
+        out = self.layer(x)
+        if self.reduction == "mixed":
+            return {"loss": (out - out.mean(0)).square().sum(), "logits": out}
+        return {"loss": nn.functional.cross_entropy(out, y, reduction=self.reduction), "logits": out}
+
+
+def test_a_loss_that_the_model_returns_is_understood(small, linear):
+    start = {name: one.clone() for name, one in linear.state_dict().items()}
+    ends = [loop(linear, small, plan(lot=6, noise=1.0, steps=4))[-1]["weight"]]
+    for reduction in ("mean", "sum"):
+        model = Judged(reduction)
+        model.layer.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, lots = sgd.make_private(model, optimizer, small, plan(lot=6, noise=1.0, steps=4))
+        for x, y in lots:
+            model(x=x, y=y)["loss"].backward()
+            optimizer.step()
+        ends.append(model.layer.weight.detach())
+    assert torch.allclose(ends[0], ends[1], atol=1e-5)
+    assert torch.allclose(ends[0], ends[2], atol=1e-5)
+    model = Judged("mixed")
+    _, _, lots = sgd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), small, plan())
+    with pytest.raises(InvalidArgument, match="neither their sum nor their mean"):
+        model(*next(iter(lots)))
+
+
+def test_a_model_may_be_trained_in_evaluation_mode(small, linear):
+    other = nn.Linear(4, 3)
+    other.load_state_dict(linear.state_dict())
+    expected = loop(linear, small, plan(noise=1.0))[-1]
+    found = loop(other.eval(), small, plan(noise=1.0))[-1]
+    assert all(torch.allclose(expected[name], found[name], atol=1e-6) for name in expected)
+
+
 def test_an_empty_lot_takes_a_step_of_noise_alone(small):
     class Shaped(nn.Module):  # `view(len(x), -1)` cannot take a lot without rows
         def __init__(self):
@@ -236,8 +278,11 @@ def test_the_account_is_charged_the_whole_plan_before_the_first_step(small, line
 
 
 def test_a_refused_charge_leaves_no_run(small, linear):
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
     with pytest.raises(BudgetExceeded):
-        sgd.make_private(linear, torch.optim.SGD(linear.parameters(), lr=0.1), small, plan(), Notes(refuse=True))
+        sgd.make_private(linear, optimizer, small, plan(), Notes(refuse=True))
+    _, _, lots = sgd.make_private(linear, optimizer, small, plan(), Notes())
+    assert len(lots) == 3
 
 
 def test_training_stops_at_the_last_step_whatever_the_loop_does(small, linear):

@@ -6,10 +6,11 @@ import logging
 
 import pytest
 import torch
+from torch import nn
+
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import Recorder, clipped_sum
 from terrine.sgd.validate import fix, validate
-from torch import nn
 
 
 def broken() -> nn.Module:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from terrine.accounting import certified, composition, renyi
+from terrine.accounting import certified, composition, renyi, tightest
 from terrine.errors import BudgetExceeded, UnsupportedEvent
 from terrine.events import Budget, Event
 
@@ -39,7 +39,7 @@ _Score = Callable[[float], float]
 def calibrate(family: Callable[[float], Event], budget: Budget, *, over: Search = NOISE) -> float:
     """The least private parameter of `family` that is shown to stay within `budget`; an int for whole parameters.
 
-    Guarantee: `delta(family(answer), epsilon=budget.epsilon) <= budget.delta`.
+    Guarantee: `epsilon(family(answer), delta=budget.delta) <= budget.epsilon`, and likewise for delta.
 
     Raises:
         BudgetExceeded: even the most private end of the search costs more than the budget.
@@ -51,7 +51,20 @@ def calibrate(family: Callable[[float], Event], budget: Budget, *, over: Search 
         raise BudgetExceeded(
             f"epsilon={budget.epsilon:g}, delta={budget.delta:g}: even {answer:g} would cost more; want a larger budget"
         )
+    answer = _confirmed(family, budget, over, answer)
     return int(answer) if over.whole else answer
+
+
+def _confirmed(family: Callable[[float], Event], budget: Budget, over: Search, answer: float) -> float:
+    """`answer`, moved by millionths until the certified epsilon, too, is within the budget."""
+    step = 1.0 if over.whole else 1e-6 * answer
+    while budget.delta > 0 and over.low < answer < over.high:
+        event = family(int(answer) if over.whole else answer)
+        if tightest.epsilon(event, delta=budget.delta) <= budget.epsilon:
+            break
+        answer = min(max(answer + (step if over.private_end_is_high else -step), over.low), over.high)
+        step *= 2
+    return answer
 
 
 def _scores(family: Callable[[float], Event], budget: Budget, over: Search) -> tuple[_Score, _Score]:

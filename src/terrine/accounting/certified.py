@@ -58,6 +58,7 @@ _COARSE = 0.15
 _PRECISION = 2e-5
 _TAIL = 1e-5
 _STEEP = 50.0
+_DOUBTFUL = 2e-3
 
 
 def epsilon(event: Event, *, delta: float) -> float:
@@ -170,10 +171,10 @@ class _Account:
         lopsided = any(isinstance(leaf, PoissonSampled | FixedSizeSampled) for leaf in self.others)
         return (True, False) if lopsided else (True,)
 
-    def composition(self, side: Side, width: float, delta: float, forward: bool) -> Composition:
+    def composition(self, side: Side, width: float, delta: float, forward: bool, tail: float = _TAIL) -> Composition:
         parts = []
         for leaf, times in self.others.items():
-            found = self._pair(leaf, Cells(width, _TAIL * delta / (times * len(self.others))), side)
+            found = self._pair(leaf, Cells(width, tail * delta / (times * len(self.others))), side)
             parts.append(Part(found.forward() if forward else found.backward(), times))
         lattice = sum(times / leaf.noise**2 for leaf, times in self.lattice.items())
         limit = min((2 * leaf.noise**2 * leaf.sensitivity for leaf in self.lattice), default=math.inf)
@@ -188,6 +189,8 @@ class _Account:
     def epsilon(self, delta: float, side: Side) -> float:
         if self.closed_form is not None:
             return self.closed_form.epsilon(delta, side)
+        if (lost := self.composition(lower, 1.0, delta, forward=True).escaped) > delta:
+            raise check.refuse("delta", delta, f"at least {lost:g}, with which the events fail outright")
         best = 0.0
         for forward in self.directions:
             coarse = self.composition(side, _COARSE, delta, forward)
@@ -195,15 +198,25 @@ class _Account:
                 continue  # delta(0) is small enough
             if side is upper and best > 0 and _coarse_delta(coarse, best, delta) <= delta:
                 continue  # even a coarse bound shows that this direction is the cheaper one
-            best = max(best, self._epsilon(coarse, delta, side, forward))
+            best = max(best, self._epsilon(delta, side, forward))
         return best
 
-    def _epsilon(self, coarse: Composition, delta: float, side: Side, forward: bool) -> float:
-        """One direction: a saddle-point guess on coarse cells, then fine ones, until the guess was close enough."""
+    def _epsilon(self, delta: float, side: Side, forward: bool) -> float:
+        """One direction. Where a long thin tail drowns the sum in rounding errors, more of the tail is given up."""
+        found, doubt = self._attempt(delta, side, forward, _TAIL)
+        if doubt > _DOUBTFUL * delta:
+            again, _ = self._attempt(delta, side, forward, 100 * _TAIL)
+            found = min(found, again) if side is upper else max(found, again)
+        return found
+
+    def _attempt(self, delta: float, side: Side, forward: bool, tail: float) -> tuple[float, float]:
+        """A saddle-point guess on coarse cells, refined there, then certified on fine ones; and how much was doubt."""
         is_upper = side is upper
-        fine = self.composition(side, _FINE, delta, forward)
-        tilt, guess = saddle(coarse, delta)
-        scout = coarse
+        scout = self.composition(side, _COARSE, delta, forward, tail)
+        fine = self.composition(side, _FINE, delta, forward, tail)
+        if fine.escaped >= delta:
+            return fine.largest, 0.0
+        tilt, guess = saddle(scout, delta)
         if tilt * guess > _STEEP:  # there a coarse guess would be many widths of the integrand away
             scout = fine
             tilt, guess = saddle(fine, delta)
@@ -217,9 +230,8 @@ class _Account:
             tilt = saddle_at(scout, guess)
         curve = Inversion(fine, choose(scout, tilt, guess, delta, _PRECISION), is_upper, delta, guess)
         found = _outward(curve, delta, _root(curve, delta, guess, is_upper), is_upper)
-        if is_upper:
-            return min(found, fine.largest)
-        return max(found, _from_largest(fine, delta))
+        doubt = curve.doubt_at(found)
+        return (min(found, fine.largest) if is_upper else max(found, _from_largest(fine, delta))), doubt
 
     def delta(self, epsilon: float, side: Side, near: float | None = None) -> float:
         if self.closed_form is not None:
@@ -237,10 +249,14 @@ class _Account:
         """One direction. What may be neglected depends on delta itself, so a coarse bound is refined until it
         settles."""
         scale = near or 1e-6
-        for _ in range(6):
+        for _ in range(8):
             scout = self.composition(side, _COARSE, scale, forward)
-            if epsilon >= scout.largest:
-                return 0.0
+            top = max(0.0, scout.largest - epsilon)  # L <= largest: delta <= escaped + (1 - e^-top)
+            if top <= 1e-12 * epsilon:  # only what escaped is left, and that may be a tail we chose to neglect
+                if near or scout.escaped == 0 or scout.escaped >= scale / 10:
+                    return scout.escaped + (top if side is upper else 0.0)
+                scale = scout.escaped
+                continue
             tilt = saddle_at(scout, epsilon)
             if tilt * epsilon > _STEEP:
                 scout = self.composition(side, _FINE, scale, forward)
@@ -252,6 +268,8 @@ class _Account:
             if value >= scale / 10:
                 break
             scale = value
+        if epsilon >= scout.largest:
+            return scout.escaped
         fine = self.composition(side, _FINE, scale, forward)
         settings = choose(scout, tilt, epsilon, scale, _PRECISION)
         value = Inversion(fine, settings, side is upper, scale, epsilon)(epsilon)
@@ -326,7 +344,7 @@ def _outward(curve: Inversion, delta: float, found: float, is_upper: bool) -> fl
 
 def _from_largest(composition: Composition, delta: float) -> float:
     """The epsilon that the largest loss alone forces: delta(e) >= Pr[L = largest] (1 - e^(e - largest))."""
-    chance = composition.chance_of_largest
-    if chance <= delta:
+    chance, left = composition.chance_of_largest, delta - composition.escaped * (1 - 1e-9)
+    if chance <= left:
         return 0.0
-    return max(0.0, composition.largest * (1 - 1e-13) + math.log1p(-delta / chance))
+    return max(0.0, composition.largest * (1 - 1e-13) + math.log1p(-left / chance))

@@ -39,7 +39,21 @@ def pure(event: Event) -> float:
     Raises:
         UnsupportedEvent: a part has no finite epsilon at delta 0.
     """
-    return sum(times * _guarantee(leaf, None).epsilon for leaf, times in _leaves(event, 1)) * (1 + 1e-14)
+    return stated(event, delta=0.0)
+
+
+def stated(event: Event, *, delta: float) -> float:
+    """The sum of all parts' epsilons, where each part states its own (epsilon, delta) and the deltas fit into `delta`.
+
+    Raises:
+        UnsupportedEvent: a part states none, or the deltas do not fit.
+    """
+    leaves = _counted(event)
+    parts = {leaf: _guarantee(leaf, None) for leaf in leaves}
+    if math.fsum(times * parts[leaf].delta for leaf, times in leaves.items()) > delta:
+        raise UnsupportedEvent(event, by="basic composition", hint="its parts' own deltas exceed the delta asked for")
+    total = math.fsum(times * parts[leaf].epsilon for leaf, times in leaves.items())
+    return total if sum(leaves.values()) == 1 else total * (1 + 2**-51)
 
 
 def basic(event: Event, *, delta: float) -> float:
@@ -137,9 +151,7 @@ def _guarantee(leaf: Event, share: float | None) -> ApproximateDP:
             return ApproximateDP(epsilon=1 / noise, delta=0.0)
         case RandomizedResponse(epsilon=value) | PureDP(epsilon=value) | Selection(epsilon=value):
             return ApproximateDP(epsilon=value, delta=0.0)
-        case ApproximateDP(delta=0.0):
-            return leaf
-        case ApproximateDP() if share is not None or leaf.delta > 0:
+        case ApproximateDP():
             return leaf
         case Gaussian(noise=noise) if share is not None:
             return ApproximateDP(epsilon=gaussian.epsilon(1 / noise, share), delta=share)

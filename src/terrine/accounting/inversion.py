@@ -39,7 +39,7 @@ Complexes = NDArray[np.complex128]
 _U = 2.0**-53
 _ATOM_ERROR = 160 * _U
 """Relative error granted to an atom's mass and to exp of its tilted loss."""
-_DROPPED = 4 * _U
+_DROPPED = _U / 2**20
 """Tilted weight of the atoms that a transform may leave out."""
 _BLOCK = 256
 """Sums over atoms run in blocks of this many, so that their rounding error is (block + blocks) ulps at most."""
@@ -78,7 +78,10 @@ class Composition:
     @cached_property
     def escaped(self) -> float:
         """P-mass at an infinite loss."""
-        kept = sum(part.times * math.log1p(-part.losses.escaped) for part in self.parts)
+        lost = [(part.losses.escaped, part.times) for part in self.parts if part.losses.escaped > 0]
+        if len(lost) == 1 and lost[0][1] == 1:
+            return lost[0][0]
+        kept = sum(times * math.log1p(-escaped) for escaped, times in lost)
         return min(1.0, -math.expm1(kept) * (1 + 1e-12))
 
     @cached_property
@@ -93,7 +96,7 @@ class Composition:
 
     @cached_property
     def largest(self) -> float:
-        """The largest possible loss."""
+        """The largest possible finite loss."""
         if self.gaussian + self.lattice > 0:
             return math.inf
         return sum(part.times * part.losses.largest for part in self.parts) * (1 + 1e-14)
@@ -117,8 +120,7 @@ class Composition:
         """log M at each of `orders`."""
         total: Floats = (self.gaussian + self.lattice) * orders * (orders + 1) / 2
         if self.parts:
-            top, sums = self._flat.sums(orders[:, None] * self._flat.loss, self._flat.powers[0])
-            total = total + (top + np.log(sums)) @ self._flat.times
+            total = total + self._flat.log_moments(orders) @ self._flat.times
         return total
 
     def cumulants(self, order: float) -> tuple[float, float, float]:
@@ -145,6 +147,17 @@ class _Flat:
         self.sizes = np.array([part.losses.loss.size for part in parts])
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.times = np.array([part.times for part in parts], dtype=float)
+        self.escaped = np.array([part.losses.escaped for part in parts])
+
+    def log_moments(self, orders: Floats) -> Floats:
+        """log E[e^(order L)] for each order and part, small ones to full relative precision."""
+        exponent = orders[:, None] * self.loss
+        if exponent.max() < 30:
+            moved: Floats = np.add.reduceat(np.expm1(exponent) * self.powers[0], self.starts, axis=1)
+            return np.asarray(np.log1p(moved - self.escaped), dtype=float)
+        top, sums = self.sums(exponent, self.powers[0])
+        result: Floats = top + np.log(sums)
+        return result
 
     def sums(self, exponent: Floats, mass: Floats) -> tuple[Floats, Floats]:
         """Per row and part: the largest exponent, and the sum of mass e^(exponent - largest)."""
@@ -283,10 +296,10 @@ class Inversion:
         log_value = self._smooth_part(z)
         doubt = np.zeros(count)
         for stretch in stretches:
-            values = stretch.transform(now.step, count)
-            size = np.maximum(np.abs(values), 1e-280)
+            change = stretch.transform(now.step, count)
+            size = np.maximum(np.abs(1 + change), 1e-280)
             doubt += stretch.times * np.log1p(stretch.error(t) / size)
-            log_value += stretch.times * (stretch.log_moment + np.log(np.where(size > 1e-280, values, size)))
+            log_value += stretch.times * (stretch.log_moment + _log_one_plus(change))
         kernel = self._kernel(z)
         weight = np.full(count, now.step / math.pi)
         weight[0] /= 2
@@ -297,23 +310,23 @@ class Inversion:
 
     def __call__(self, epsilon: float) -> float:
         """A proven bound on delta at `epsilon`: from above, or from below."""
-        now = self.settings
-        log_size = self.log_size - now.tilt * epsilon
+        log_size = self.log_size - self.settings.tilt * epsilon
         if log_size.max() > 600:  # epsilon is far from where the tilt was chosen: nothing is proven here
             return 1.0 if self.is_upper else 0.0
-        angle = self.angle - self.frequency * epsilon
-        size = np.exp(log_size)
-        total = float(size @ np.cos(angle))
-        rounding = (
-            16 * _U * (4 + np.abs(self.angle) + self.frequency * epsilon + np.abs(self.log_size) + now.tilt * epsilon)
-        )
-        doubt = float(np.exp(np.minimum(log_size + self.doubt, 600.0)) @ -np.expm1(-self.doubt)) + float(
-            size @ rounding
-        )
-        doubt += math.exp(min(700.0, self.rest - now.tilt * epsilon))
+        total = float(np.exp(log_size) @ np.cos(self.angle - self.frequency * epsilon))
+        doubt = self.doubt_at(epsilon)
         if self.is_upper:
             return min(1.0, total + doubt + self.composition.escaped)
         return total - doubt - self._aliases(epsilon) + self.composition.escaped * (1 - 1e-9)
+
+    def doubt_at(self, epsilon: float) -> float:
+        """What rounding may have done to the sum, and what lies beyond its last frequency."""
+        log_size = np.minimum(self.log_size - self.settings.tilt * epsilon, 600.0)
+        phases = np.abs(self.angle) + self.frequency * epsilon
+        rounding = 16 * _U * (4 + phases + np.abs(self.log_size) + self.settings.tilt * epsilon)
+        powers = np.exp(np.minimum(log_size + self.doubt, 600.0)) @ -np.expm1(-self.doubt)
+        beyond = math.exp(min(600.0, self.rest - self.settings.tilt * epsilon))
+        return float(powers) + float(np.exp(log_size) @ rounding) + beyond
 
     def _smooth_part(self, z: Complexes) -> Complexes:
         variance = self.composition.gaussian + self.composition.lattice
@@ -387,32 +400,54 @@ class Inversion:
 
 
 class _Stretch:
-    """One part under the tilt: its weights, moments and transform."""
+    """One part under the tilt: its weights, moments and transform.
+
+    Transforms are kept as E[e^(itL)] - 1 and moments as E[e^(cL)] - 1, since masses add up to 1 by definition: then
+    errors are relative to what a step reveals, not to 1, and survive multiplication by hundreds of millions of steps.
+    """
 
     def __init__(self, part: Part, tilt: float) -> None:
         self.times, self.tilt = part.times, tilt
-        self.log_moment, weight = _tilted(part.losses, tilt)
+        losses = part.losses
+        exponent = tilt * losses.loss
+        top = max(0.0, float(exponent.max()))
+        grown = losses.mass * np.exp(exponent - top)
+        if top < 30:
+            moved = losses.mass * np.expm1(exponent)
+            self.log_moment = math.log1p(float(moved.sum()) - losses.escaped)
+            moment = math.exp(self.log_moment - top)
+            self.moved = float(np.abs(moved).sum()) * math.exp(-self.log_moment)
+        else:
+            moment = float(grown.sum())
+            self.log_moment = top + math.log(moment)
+            self.moved = 1.0
+        weight = grown / moment
         kept = weight > _DROPPED / weight.size
-        self.loss, self.weight = part.losses.loss[kept], weight[kept]
+        self.loss, self.weight = losses.loss[kept], weight[kept]
         self.mean_size = float(self.weight @ np.abs(self.loss))
 
     def transform(self, step: float, count: int) -> Complexes:
-        """E[e^(itL)] under the tilt at t = k step: one matrix product, since e^(i(a + Bb)x) = e^(iax) e^(iBbx)."""
+        """E[e^(itL)] - 1 under the tilt at t = k step: one matrix product, as e^(i(a + Bb)x) = e^(iax) e^(iBbx)."""
         rows = max(1, math.ceil(math.sqrt(count)))
         columns = math.ceil(count / rows)
         angle = step * self.loss
-        fine = _powers(angle, rows) * self.weight
-        coarse = _powers(rows * angle, columns)
+        fine = _powers_less_one(angle, rows) * self.weight
+        coarse = _powers_less_one(rows * angle, columns)
         total = np.zeros((columns, rows), dtype=complex)
         for first in range(0, angle.size, _BLOCK):
             block = slice(first, first + _BLOCK)
             total += coarse[:, block] @ fine[:, block].T
+            total += fine[:, block].sum(axis=1)
+            total += (coarse[:, block] @ self.weight[block])[:, None]
         return total.ravel()[:count]
 
-    def error(self, t: Floats | float) -> Floats:
-        """A bound on the rounding error of `transform` and of the atoms it sums."""
-        terms = 4 * (_BLOCK + self.loss.size / _BLOCK + 64)
-        return np.asarray(_DROPPED + _ATOM_ERROR + _U * terms + 8 * _U * self.mean_size * (self.tilt + t))
+    def error(self, t: Floats) -> Floats:
+        """A bound on the rounding error of `transform`, and of the moment and the atoms that it stands on."""
+        terms = _ATOM_ERROR + 4 * _U * (_BLOCK + self.loss.size / _BLOCK + 64)
+        at = np.geomspace(max(float(t[-1]), 1e-300) / 4096, max(float(t[-1]), 1e-300), 13)
+        size = np.minimum(2.0, at[:, None] * np.abs(self.loss)) @ self.weight  # bounds E|e^(itL) - 1|, rising with t
+        reach = size[np.minimum(np.searchsorted(at, t), at.size - 1)]
+        return 2 * _DROPPED + terms * (3 * reach + self.moved) + 8 * _U * self.mean_size * (self.tilt + t)
 
     def log_decay(self, low: float, high: float) -> float:
         """log of a bound on |E e^(itL)| over [low, high].
@@ -434,28 +469,33 @@ class _Stretch:
         return 0.5 * math.log1p(-min(4 / math.pi**2 * low**2 * pairs, 1 - 1e-9))
 
 
-def _tilted(losses: Losses, order: float) -> tuple[float, Floats]:
-    """log E[e^(order L)] and the tilted weights."""
-    exponent = order * losses.loss
-    top = float(exponent.max())
-    weight: Floats = losses.mass * np.exp(exponent - top)
-    total = float(weight.sum())
-    return top + math.log(total), weight / total
-
-
 def _log_peak(order: Floats) -> Floats:
     """log of the largest (1 - e^-y) e^(-order y): the constant in delta(e) <= peak M(order) e^(-order e)."""
     peak: Floats = order * np.log(order / (1 + order)) - np.log1p(order)
     return peak
 
 
-def _powers(angle: Floats, count: int) -> Complexes:
-    """e^(i k angle) for k < count, each a product of at most log2(count) sines and cosines."""
+def _log_one_plus(value: Complexes) -> Complexes:
+    """log(1 + value), precise for small ones; where 1 + value vanishes, the log of something negligible."""
+    square = value.real * (2 + value.real) + value.imag**2  # |1 + value|^2 - 1
+    result = np.empty_like(value)
+    far = np.log(np.maximum(np.abs(1 + value), 1e-280))
+    result.real = np.where(square > -0.5, 0.5 * np.log1p(np.maximum(square, -0.5)), far)
+    result.imag = np.arctan2(value.imag, 1 + value.real)
+    return result
+
+
+def _powers_less_one(angle: Floats, count: int) -> Complexes:
+    """e^(i k angle) - 1 for k < count; (1+a)(1+b) - 1 = a + b + ab keeps small ones precise."""
     result = np.empty((count, angle.size), dtype=complex)
-    result[0] = 1.0
+    result[0] = 0.0
     done = 1
     while done < count:
         more = min(done, count - done)
-        np.multiply(result[:more], np.cos(done * angle) + 1j * np.sin(done * angle), out=result[done : done + more])
+        turn = done * angle
+        leap = -2 * np.sin(turn / 2) ** 2 + 1j * np.sin(turn)
+        block = result[done : done + more]
+        np.multiply(result[:more], 1 + leap, out=block)
+        block += leap
         done += more
     return result

@@ -50,8 +50,8 @@ class Losses:
 
     @property
     def largest(self) -> float:
-        """The largest loss that has mass."""
-        return math.inf if self.escaped > 0 else float(self.loss.max())
+        """The largest finite loss."""
+        return float(self.loss.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +170,9 @@ def pair(event: Event, cells: Cells, side: Side) -> Pair:
 LARGEST_LISTED = 30.0
 """Up to this scale the discrete Gaussian's support is listed point by point; above it, see `inversion`."""
 
+_LARGEST_MU = 25.0
+"""Beyond it likelihood ratios overflow, and a unit that is seen at all is as good as known."""
+
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(5)
 _POINTS, _WEIGHTS = (_POINTS + 1) / 2, _WEIGHTS / 2
 """Gauss-Legendre on [0, 1]. On cells of width 0.02 its relative error for a normal density is below 1e-16."""
@@ -177,6 +180,8 @@ _POINTS, _WEIGHTS = (_POINTS + 1) / 2, _WEIGHTS / 2
 
 def _gaussian(mu: float, cells: Cells) -> _Cut:
     """N(mu, 1) against N(0, 1), with an end at u = 1."""
+    if mu > _LARGEST_MU:
+        return _everything_known()
     low, high = float(ndtri(cells.tail)), mu - float(ndtri(cells.tail))
     x = _grid(low, high, cells.width / math.sqrt(_curvature(mu)), through=mu / 2)
     width = x[1] - x[0]
@@ -195,6 +200,8 @@ def _opposed_gaussians(mu: float, rate: float, cells: Cells) -> _Cut:
     Worst for two contributions a, b of norm at most mu: H is an expectation of (k + q e^U - q a e^V)_+ over normal
     (U, V), which falls with their covariance and grows with either norm (docs/theory.md), so b = -a at full norm.
     """
+    if mu > _LARGEST_MU:
+        return _everything_known()
     reach = mu - float(ndtri(cells.tail))
     x = _grid(-reach, reach, cells.width / math.sqrt(_curvature(mu)), through=0.0)
     width = x[1] - x[0]
@@ -215,6 +222,12 @@ def _opposed_gaussians(mu: float, rate: float, cells: Cells) -> _Cut:
     low_tail, high_tail = (far_tail(x[0]), tail(x[0])), (tail(-x[-1]), far_tail(-x[-1]))
     first_ratio = (1 - rate + rate * shrink * math.exp(mu * x[0])) / (1 - rate + rate * shrink * math.exp(-mu * x[0]))
     return _with_tails(ends, masses, low_tail, high_tail, first_ratio)
+
+
+def _everything_known() -> _Cut:
+    """Above, P and Q never meet; below, nothing is claimed."""
+    empty = np.zeros(0)
+    return _Cut(np.zeros(1), empty, empty, Pair(np.array([-1.0]), np.array([1.0]), 1.0), Pair(np.zeros(1), np.ones(1)))
 
 
 def _opposed_excess(x: Floats, mu: float, rate: float, shrink: float) -> Floats:

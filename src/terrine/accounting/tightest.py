@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from terrine import check
-from terrine.accounting import certified, renyi
+from terrine.accounting import certified, composition, renyi
 from terrine.accounting.certified import Bounds
 from terrine.errors import UnsupportedEvent
 from terrine.events import Event
@@ -19,9 +20,10 @@ def epsilon(event: Event, *, delta: float) -> float:
     """
     delta = check.open_unit("delta", delta)
     try:
-        return certified.epsilon(event, delta=delta)
+        found = certified.epsilon(event, delta=delta)
     except UnsupportedEvent as unsupported:
-        return _otherwise(unsupported, lambda: renyi.epsilon(event, delta=delta))
+        found = _otherwise(unsupported, lambda: renyi.epsilon(event, delta=delta))
+    return min(found, _stated(event, delta))
 
 
 def delta(event: Event, *, epsilon: float) -> float:
@@ -45,9 +47,19 @@ def bounds(event: Event, *, delta: float) -> Bounds:
     """
     delta = check.open_unit("delta", delta)
     try:
-        return certified.bounds(event, delta=delta)
+        found = certified.bounds(event, delta=delta)
     except UnsupportedEvent as unsupported:
-        return Bounds(0.0, _otherwise(unsupported, lambda: renyi.epsilon(event, delta=delta)))
+        found = Bounds(0.0, _otherwise(unsupported, lambda: renyi.epsilon(event, delta=delta)))
+    upper = min(found.upper, _stated(event, delta))
+    return Bounds(min(found.lower, upper), upper)
+
+
+def _stated(event: Event, delta: float) -> float:
+    """What the parts themselves say, to the last bit, where all of them do."""
+    try:
+        return composition.stated(event, delta=delta)
+    except UnsupportedEvent:
+        return math.inf
 
 
 def _otherwise(unsupported: UnsupportedEvent, attempt: Callable[[], float]) -> float:

@@ -3,15 +3,15 @@
 Higher always means "more likely a member". With p the softmax of the logits and y the label:
 
     loss               ln p_y                                          [YGFJ18]
-    confidence         ln p_y - ln(1 - p_y), the stabilised odds       [CCN+22]
+    confidence         ln p_y - ln(1 - p_y), the stabilised odds       [CCN22]
     margin             logit_y - the largest other logit
     entropy            sum of p ln p, blind to the label               [SSSS17]
     modified_entropy   (1 - p_y) ln p_y + sum over others of p ln(1-p) [SM21]
 
 For text, from the log-probability that a model gave to each token:
 
-    perplexity         mean log-probability, which orders as minus perplexity [CTW+21]
-    weakest            mean of the lowest share of log-probabilities          [SAX+24]
+    perplexity         mean log-probability, which orders as minus perplexity [CTW21]
+    weakest            mean of the lowest share of log-probabilities          [SAX24]
     against            log-probability beyond a reference model's, or beyond what zlib needs
 """
 
@@ -69,7 +69,8 @@ def modified_entropy(logits: ArrayLike, labels: ArrayLike) -> Floats:
     rest = np.log(np.maximum(-np.expm1(logs), 1e-300))
     elsewhere = chances * rest
     own = _of_label(chances, chosen)
-    return (1 - own) * _of_label(logs, chosen) + elsewhere.sum(axis=-1) - _of_label(elsewhere, chosen)
+    result: Floats = (1 - own) * _of_label(logs, chosen) + elsewhere.sum(axis=-1) - _of_label(elsewhere, chosen)
+    return result
 
 
 def perplexity(log_probabilities: Sequence[ArrayLike]) -> Floats:
@@ -86,7 +87,7 @@ def weakest(log_probabilities: Sequence[ArrayLike], *, share: float = 0.2) -> Fl
 
 
 def against(log_probabilities: Sequence[ArrayLike], reference: Sequence[ArrayLike] | Sequence[str]) -> Floats:
-    """How much likelier each text is than a reference expects: another model's log-probabilities, or zlib on the text."""
+    """How much likelier each text is than a reference expects: another model's tokens, or the text itself for zlib."""
     texts = _texts(log_probabilities)
     if len(reference) != len(texts):
         raise InvalidArgument(f"reference: {len(reference)} entries for {len(texts)} texts; want one each")
@@ -102,7 +103,7 @@ def _outputs(logits: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.i
     table, chosen = _logits(logits), np.asarray(labels)
     if chosen.dtype.kind not in "iu" or chosen.shape != table.shape[-2:-1]:
         raise InvalidArgument(f"labels: {chosen.dtype} {chosen.shape}; want {table.shape[-2]} whole numbers")
-    if chosen.size and not (0 <= chosen.min() and chosen.max() < table.shape[-1]):
+    if chosen.size and not (chosen.min() >= 0 and chosen.max() < table.shape[-1]):
         raise InvalidArgument(f"labels: {chosen.min()}..{chosen.max()}; want 0..{table.shape[-1] - 1}")
     return table, chosen.astype(np.int64)
 

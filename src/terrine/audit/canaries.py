@@ -1,14 +1,17 @@
 """Canaries for an audit inside an ordinary private training: nothing is trained twice.
 
-Gradient canaries ("Dirac" canaries of [NHS+23, SNJ23]): canary i stands for an example whose clipped gradient is the
+Gradient canaries ("Dirac" canaries of [NHS23, SNJ23]): canary i stands for an example whose clipped gradient is the
 full clipping bound along one coordinate of the model. It falls into lots as any example does, if its coin says so.
-The attacker watches the released gradients: its score is what they add up to along that coordinate.
+The attacker watches the released gradients and knows all other examples and when they were drawn, as the guarantee
+allows: a canary's score is what the releases add up to along its coordinate, beyond what the others explain.
 
     model, optimizer, lots = sgd.make_private(model, optimizer, data, plan)
     canaries = Canaries.insert(lots, count=500)
-    for x, y in canaries.lots:
+    for x, y in lots:
         ...                                            # the loop as it was
     evidence = canaries.evidence(confidence=0.95)      # audit.verdict(plan.event, evidence)
+
+A `sgd.Trainer` takes them by `history, canaries = Canaries.fit(trainer, data, count=500)`.
 
 Mislabelled canaries (`mislabelled`) need no access to gradients: they are examples with a wrong label, in or out of
 the training set by a coin each, scored by the trained model's loss.
@@ -16,13 +19,13 @@ the training set by a coin each, scored by the trained model's loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim import Optimizer
 
 from terrine import check
 from terrine.audit import one_run
@@ -32,6 +35,7 @@ from terrine.sgd import distributed
 from terrine.sgd.clipping import Clipped
 from terrine.sgd.private import Lots
 from terrine.sgd.sampling import Poisson
+from terrine.sgd.training import History, Trainer
 
 
 class Canaries:
@@ -50,7 +54,8 @@ class Canaries:
         }
         self.scores: Floats = np.zeros(included.size)
         self._seen = 0
-        self._hook = lots.run.optimizer.register_step_post_hook(self._watch)
+        self._release = step.release
+        step.release = self._released  # type: ignore[method-assign]
 
     @classmethod
     def insert(cls, lots: Lots, *, count: int, included: Flags | None = None, seed: int | None = None) -> Canaries:
@@ -77,17 +82,22 @@ class Canaries:
             raise InvalidArgument(f"included: shape {included.shape}; want one flag for each of {count} canaries")
         return cls(lots, included, generator.permutation(size)[:count].astype(np.int64), generator)
 
-    @property
-    def lots(self) -> Iterator[Any]:
-        """The run's lots, canaries among them."""
-        step = self._lots.run.step
-        filled = -1
-        for batch in self._lots:
-            # Once to a lot, whatever pieces and processes it comes in.
-            if step.taken > filled and distributed.is_first():
-                filled = step.taken
-                step.add(self._contribution())
-            yield batch
+    @classmethod
+    def fit(cls, trainer: Trainer, dataset: Any, *, count: int, seed: int | None = None) -> tuple[History, Canaries]:
+        """Have `trainer` fit `dataset` with `count` canaries among it."""
+        inserted: list[Canaries] = []
+        train = trainer._train
+
+        def with_canaries(lots: Lots) -> History:
+            inserted.append(cls.insert(lots, count=count, seed=seed))
+            return train(lots)
+
+        trainer._train = with_canaries  # type: ignore[method-assign]
+        try:
+            history = trainer.fit(dataset)
+        finally:
+            trainer._train = train  # type: ignore[method-assign]
+        return history, inserted[0]
 
     def evidence(self, *, confidence: float = 0.95) -> one_run.OneRun:
         """Guess which canaries were in, and say what that proves.
@@ -96,7 +106,7 @@ class Canaries:
             OutOfOrder: no step has been taken with the canaries.
         """
         if not self._seen:
-            raise OutOfOrder("canaries: no step was taken; want a loop over canaries.lots")
+            raise OutOfOrder("canaries: no step was taken; want a loop over the lots")
         return one_run.guess(self.scores, self.included, confidence=confidence)
 
     def _contribution(self) -> Clipped:
@@ -110,14 +120,26 @@ class Canaries:
             sums[name] = total.view(parameter.shape)
         return Clipped(sums, torch.full((int(drawn.sum()),), step.rule.bound))
 
-    def _watch(self, *_: Any) -> None:
-        if self._lots.run.step.taken == self._seen:
-            return  # a piece that was not the lot's last: nothing was released
-        self._seen = self._lots.run.step.taken
+    def _released(self, optimizer: Optimizer) -> None:
+        """A lot is complete: the canaries join it, and what the step releases is watched."""
+        step = self._lots.run.step
+        known = {name: self._gathered(step._sums.get(name), places) for name, (_, places) in self._where.items()}
+        if distributed.is_first():  # once to a lot, whatever processes it is spread over
+            step.add(self._contribution())
+        bound = step.rule.bound
+        self._release(optimizer)
+        self._seen += 1
         for name, (owned, places) in self._where.items():
-            released = self._lots.run.step.parameters[name].grad
+            released = step.parameters[name].grad
             if released is not None and len(owned):
-                self.scores[owned] += released.detach().reshape(-1)[places].double().numpy()
+                noisy = step.plan.lot * released.detach().reshape(-1)[places].double()
+                self.scores[owned] += (noisy - known[name]).numpy() / bound
+
+    @staticmethod
+    def _gathered(total: Tensor | None, places: Tensor) -> Tensor:
+        """What the examples of all processes add up to at some places."""
+        own = torch.zeros(len(places)) if total is None else total.reshape(-1)[places]
+        return distributed.summed(own.clone()).double()
 
 
 def mislabelled(labels: Tensor, *, canaries: NDArray[np.int64], classes: int, seed: int = 0) -> Tensor:

@@ -48,8 +48,8 @@ def hockey_stick_bound(
     best = 0.0
     for chosen, mine, yours in ((p > grow * q, 0, 1), (q > grow * p, 1, 0)):
         hits, alarms = int(counted[mine][chosen].sum()), int(counted[yours][chosen].sum())
-        low = at_least(hits, int(counted[mine].sum()), chance)
-        best = max(best, low - grow * at_most(alarms, int(counted[yours].sum()), chance))
+        low = float(at_least(hits, int(counted[mine].sum()), chance))
+        best = max(best, low - grow * float(at_most(alarms, int(counted[yours].sum()), chance)))
     return best
 
 

@@ -61,7 +61,7 @@ def read(folder: Path) -> Folder:
     return Folder(
         claim=_claim(folder / "privacy.json"),
         canaries=None if canaries is None else paired(*canaries),
-        scores=None if scores is None else Scores(*scores),
+        scores=None if scores is None else Scores(*map(checked, ("members", "non_members"), scores)),
     )
 
 

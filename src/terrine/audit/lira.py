@@ -1,4 +1,4 @@
-"""LiRA: for each example, is the target model more like models that saw it, or like models that did not? [CCN+22]
+"""LiRA: for each example, is the target model more like models that saw it, or like models that did not? [CCN22]
 
 With the confidence phi = ln(p_y / (1 - p_y)) of shadow models, normal fits N(m_in, s_in) and N(m_out, s_out) for
 each example, and the target's own phi,

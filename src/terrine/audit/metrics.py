@@ -1,4 +1,4 @@
-"""How good an attack is: the ROC curve, its area, and its true positives at few false alarms [CCN+22].
+"""How good an attack is: the ROC curve, its area, and its true positives at few false alarms [CCN22].
 
 An average hides what matters: an attack that is sure about one person in a hundred has an area near 1/2. So the
 true-positive rate is read at false-positive rates of 1% and 0.1%.

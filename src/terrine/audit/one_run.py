@@ -130,7 +130,7 @@ def coins(count: int) -> Flags:
 
 
 def _shares(canaries: int) -> list[int]:
-    return [max(1, round(canaries * share)) for share in (0.02, 0.1, 0.3, 1.0)]
+    return [max(1, round(canaries * share)) for share in (0.02, 0.1, 0.4, 0.85)]
 
 
 def _guessed(ordered: Flags, made: int) -> Guesses:

@@ -1,7 +1,7 @@
 """Attacks that hold the model itself: gradient norms, and how far an update points along an example's gradient.
 
 gradient_norm   minus the norm of the loss gradient at an example: members lie near their minimum   [NSH19]
-alignment       the inner product of an update with an example's gradient                           [NHS+23]
+alignment       the inner product of an update with an example's gradient                           [NHS23]
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def gradient_norm(
     """Minus each example's gradient norm, at about the cost of one training step over the examples."""
     norms = [
         clipped_sum(model, criterion, rows, labels, clip=1.0).norms.detach().double()
-        for rows, labels in zip(x.split(chunk), y.split(chunk), strict=True)
+        for rows, labels in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True)
     ]
     return -torch.cat(norms).numpy()
 

@@ -42,7 +42,7 @@ def scores(
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bound epsilon from below by an attack's scores (higher: more likely a member); exit 1 if the claim is VIOLATED."""
+    """Bound epsilon from below by an attack's scores (higher: likelier a member); exit 1 if the claim is VIOLATED."""
     from terrine import audit, check
     from terrine.audit.folder import load_scores
     from terrine.events import Budget

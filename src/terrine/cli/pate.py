@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -26,7 +26,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Seed = Annotated[
     int | None, typer.Option("--test-seed", help="Seeded noise, for tests only: the result is marked as not private.")
 ]
-Ledger = Annotated[str | None, typer.Option(help="Charge this ledger (a database URL) before anything is shown.")]
+Ledger = Annotated[
+    str | None,
+    typer.Option(
+        help="Charge this ledger before anything is shown; $TERRINE_LEDGER_KEY seals the vote-dependent bill."
+    ),
+]
 Account = Annotated[str | None, typer.Option(help="The account in the ledger.")]
 
 
@@ -232,7 +237,9 @@ def _account(url: str | None, name: str | None) -> Iterator[Any]:
         return
     if name is None:
         raise InvalidArgument("--ledger without --account: want the account to charge")
-    book = importlib.import_module("terrine.ledger").Ledger.open(url)
+    from terrine.ledger import Ledger as Book
+
+    book = Book.open(url, key=os.environ.get("TERRINE_LEDGER_KEY"))
     with book:
         yield book.account(name)
 

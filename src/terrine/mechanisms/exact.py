@@ -95,8 +95,9 @@ def lottery(
     running = np.cumsum(weights.astype(np.longdouble))
     total = running[-1]
     bits = rng.word()
-    low = total * np.longdouble(bits) / np.longdouble(_WORD) * (1 - 4 * _FLOAT_ERROR) - (bits == 0)
-    high = total * (np.longdouble(bits) + 1) / np.longdouble(_WORD) * (1 + 4 * _FLOAT_ERROR)
+    slack = 4 * (_FLOAT_ERROR + len(weights) * np.finfo(np.longdouble).eps)
+    low = total * np.longdouble(bits) / np.longdouble(_WORD) * (1 - slack) - (bits == 0)
+    high = total * (np.longdouble(bits) + 1) / np.longdouble(_WORD) * (1 + slack)
     first, last = (int(place) for place in np.searchsorted(running, [low, high], side="right"))
     if first == last and first < len(weights):
         return first

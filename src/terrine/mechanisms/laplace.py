@@ -1,7 +1,8 @@
 """The Laplace mechanism [DMNS06]: value + Lap(l1 sensitivity / epsilon) in every entry is (epsilon, 0)-DP.
 
 The noise is Lap rounded to a public grid, added to the value rounded to the same grid (see `grid`): the ideal
-mechanism after a post-processing, exactly. Accuracy [DR14] Theorem 3.8: with probability 1 - b, no one of n entries
+mechanism after a post-processing, exactly. The event of an array is that of one number which moves by the whole l1
+sensitivity; `counts` says why that dominates. Accuracy [DR14] Theorem 3.8: with probability 1 - b, no one of n entries
 is off by more than ln(n / b) * sensitivity / epsilon.
 """
 

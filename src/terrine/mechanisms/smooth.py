@@ -78,8 +78,8 @@ class SmoothNoise:
 
     @property
     def factor(self) -> float:
-        """Scale of the noise / the smooth bound."""
-        return 2 * (self.tail + 1) / self.epsilon if self.delta is None else 2 / self.epsilon
+        """Scale of the noise / the smooth bound, rounded up."""
+        return (2 * (self.tail + 1) if self.delta is None else 2) / self.epsilon * (1 + 2.0**-50)
 
     @property
     def event(self) -> events.PureDP | events.ApproximateDP:

@@ -141,7 +141,8 @@ def bill(
 ) -> Bill:
     """Price `answers`, given by `aggregator` on `votes`.
 
-    With an `account`, the release of the sanitised number is charged first, with the sealed number beside it.
+    With an `account`, the release of the sanitised number is charged first, with the sealed number in the ledger's
+    sealed field if the ledger has a key.
 
     Raises:
         InvalidArgument: the teachers share data, or the answers are not of these votes.
@@ -214,13 +215,23 @@ def _sanitised(
             epsilon=max(own, 0.0), delta=charged_delta, neighbours=Neighbours.REPLACE_ONE, unit=votes.unit
         )
         event = Reproducible(event) if rng.reproducible else event
-        account.charge(event, purpose=purpose, by="pate.bill", sealed=exact.for_ledger())  # type: ignore[call-arg]
+        _charge(account, event, purpose, exact)
     normal = Fraction(int(lattice_noise(Shape.GAUSSIAN, float(_FINE), rounded=True).draw(rng)), _FINE)
     raw = Fraction(value) + Fraction(smooth) * (Fraction(moved) + Fraction(spread) * normal)
     shown = math.ceil(raw / Fraction(_STEP)) * _STEP
     total = np.array([max(shown, 0.0) + cost])
     converted = renyi.canonne_kamath_steinke(np.array([order]), total, delta - 2.0**-33)
     return max(0.0, float(converted[0]) * (1 + 1e-12))
+
+
+def _charge(account: Any, event: Event, purpose: str, exact: Sealed) -> None:
+    """Charge, with the sealed number beside it where the account has a key to seal it with."""
+    try:
+        account.charge(event, purpose=purpose, by="pate.bill", sealed=exact.for_ledger())
+    except InvalidArgument as refusal:
+        if "key" not in str(refusal):
+            raise
+        account.charge(event, purpose=purpose, by="pate.bill")
 
 
 def _at_order(votes: Votes, asked: Any, answered: Any, aggregator: Priced, order: float) -> tuple[float, Floats, float]:

@@ -69,12 +69,16 @@ class Supervised:
 
 @dataclass(frozen=True)
 class Consistency:
-    """What the model is sure of on an input, it should also say when the input is moved a lot."""
+    """What the model is sure of on an input, it should also say when the input is moved a lot.
+
+    Answers are noisy: once `trust` of the training is over, an answer that the model is sure is wrong is left out.
+    """
 
     weight: float = 1.0
     sure: float = 0.9
     warp: float = 1.6
     shift: int = 3
+    trust: float = 0.3
 
     def loss(self, step: Step) -> Tensor:
         labelled = _moved(step.labelled, 0.7, 2, step)
@@ -84,8 +88,11 @@ class Consistency:
         logits = step.model(torch.cat([labelled, strong]))
         known, other = logits[: len(labelled)], logits[len(labelled) :]
         taught = functional.cross_entropy(other, guess, reduction="none") * (chance >= self.sure)
-        supervised = functional.cross_entropy(known, step.labels, label_smoothing=0.1)
-        return supervised + self.weight * min(1.0, 5 * step.done) * taught.mean()
+        supervised = functional.cross_entropy(known, step.labels, reduction="none")
+        if step.done > self.trust:
+            chance, guess = functional.softmax(known.detach(), dim=1).max(dim=1)
+            supervised = supervised * ((guess == step.labels) | (chance < self.sure))
+        return supervised.mean() + self.weight * min(1.0, 5 * step.done) * taught.mean()
 
 
 @dataclass(frozen=True)
@@ -203,7 +210,7 @@ def train(
             step = Step(model, inputs[some], targets[some], inputs[rest], generator, inputs.dim() == 4, done)
             optimiser.zero_grad(set_to_none=True)
             loss = method.loss(step) if game is None else game.play(step)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             _average(mean, model, min(plan.average, (number + 1) / (number + 10)))
             if progress is not None:
@@ -240,8 +247,9 @@ def spread(inputs: ArrayLike, number: int, *, seed: int = 0) -> NDArray[np.int64
 
     flat = np.asarray(inputs, dtype=np.float32).reshape(len(np.asarray(inputs)), -1)
     found = MiniBatchKMeans(number, random_state=seed, n_init=1, batch_size=2048).fit(flat)
-    nearest = {int(np.argmin(((flat - centre) ** 2).sum(axis=1))) for centre in found.cluster_centers_}
-    chosen = sorted(nearest)
+    squares = (flat**2).sum(axis=1)
+    nearest = [int(np.argmin(squares - 2 * (flat @ centre))) for centre in found.cluster_centers_]
+    chosen = sorted(set(nearest))
     spare = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(len(flat)), chosen))
     return np.array([*chosen, *spare[: number - len(chosen)].tolist()], dtype=np.int64)
 
@@ -276,7 +284,7 @@ class _Game:
     def play(self, step: Step) -> Tensor:
         """One move of the generator; the loss for the classifier's move."""
         self.optimiser.zero_grad(set_to_none=True)
-        self.method.match(step, self._made(step)).backward()  # type: ignore[no-untyped-call]
+        self.method.match(step, self._made(step)).backward()
         self.optimiser.step()
         step.model.zero_grad(set_to_none=True)
         return self.method.classify(step, self._made(step).detach())

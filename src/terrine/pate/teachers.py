@@ -94,10 +94,8 @@ def train_estimators(
     models: dict[int, Any] = {}
     failures: dict[int, str] = {}
     with _pool(backend):
-        results = joblib.Parallel(n_jobs=jobs, return_as="generator")(
-            joblib.delayed(_fit)(estimator, x[parts[number]], y[parts[number]], number) for number in todo
-        )
-        for done, (number, model, failure) in enumerate(results, 1):
+        work = [joblib.delayed(_fit)(estimator, x[parts[number]], y[parts[number]], number) for number in todo]
+        for done, (number, model, failure) in enumerate(_finished(joblib, work, jobs, backend), 1):
             if failure:
                 failures[number] = failure
             else:
@@ -214,6 +212,16 @@ def _pool(backend: str | None) -> Iterator[None]:
         raise check.refuse("backend", backend, "'ray', 'dask' or None")
     with joblib.parallel_backend(backend):
         yield
+
+
+def _finished(joblib: Any, work: list[Any], jobs: int, backend: str | None) -> Iterator[tuple[int, Any, str]]:
+    """Results as they come; a cluster's back end gives lists only, so there in portions that are kept one by one."""
+    if backend is None:
+        yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(work)
+        return
+    portion = 4 * max(1, jobs)
+    for start in range(0, len(work), portion):
+        yield from joblib.Parallel(n_jobs=jobs)(work[start : start + portion])
 
 
 def _fit(estimator: Any, x: NDArray[Any], y: NDArray[np.int64], number: int) -> tuple[int, Any, str]:

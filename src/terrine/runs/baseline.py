@@ -14,8 +14,9 @@ def unsafe_train(
     architecture: Architecture, features: Tensor, labels: NDArray[np.int64], *, steps: int = 300
 ) -> nn.Module:
     """Train without clipping or noise: what comes out may tell anything about any row."""
-    torch.manual_seed(0)
-    module = architecture.build()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = architecture.build()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.1 if "linear" in architecture.name else 1e-3)
     targets = torch.from_numpy(labels)
     lots = torch.Generator().manual_seed(0)

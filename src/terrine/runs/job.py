@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from terrine import __version__, accounting, check
 from terrine.audit import folder as audit_files
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
-from terrine.runs import by_pate, by_sgd, trained
+from terrine.runs import baseline, by_pate, by_sgd, trained
 from terrine.runs.folder import PRIVACY, RESULTS, Folder
 from terrine.runs.learned import Learned
-from terrine.runs.material import Material, gather
+from terrine.runs.material import Integers, Material, gather
 from terrine.runs.models import Architecture
 from terrine.runs.settings import Settings
 
@@ -62,7 +63,7 @@ def train(
         learned = by_pate.learn(folder, settings, material, architecture, features, account, progress=progress)
     else:
         learned = by_sgd.learn(folder, settings, material, architecture, features, account, quiet=quiet)
-    _keep(folder, settings, material, architecture, learned)
+    _keep(folder, settings, material, architecture, learned, features)
     return folder
 
 
@@ -74,13 +75,20 @@ def check_material(material: Material) -> None:
         raise check.refuse("inputs", "values that are not finite", "numbers")
 
 
-def _keep(folder: Folder, settings: Settings, material: Material, architecture: Architecture, learned: Learned) -> None:
+def _keep(
+    folder: Folder,
+    settings: Settings,
+    material: Material,
+    architecture: Architecture,
+    learned: Learned,
+    features: Tensor,
+) -> None:
     learned.module.eval()
     trained.save(folder, architecture, learned.module, material.classes, material.schema)
     folder.write(PRIVACY, claim(learned, settings))
     if learned.scores is not None and learned.included is not None:
         audit_files.write_canaries(folder.path, learned.scores, learned.included)
-    folder.write(RESULTS, _results(settings, material, architecture, learned))
+    folder.write(RESULTS, _results(settings, material, architecture, learned, features))
 
 
 def claim(learned: Learned, settings: Settings) -> dict[str, Any]:
@@ -103,7 +111,9 @@ def claim(learned: Learned, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _results(settings: Settings, material: Material, architecture: Architecture, learned: Learned) -> dict[str, Any]:
+def _results(
+    settings: Settings, material: Material, architecture: Architecture, learned: Learned, features: Tensor
+) -> dict[str, Any]:
     record: dict[str, Any] = {
         "data": material.name,
         "model": architecture.name,
@@ -116,17 +126,25 @@ def _results(settings: Settings, material: Material, architecture: Architecture,
         return record | learned.accuracy
     if material.test is None:
         return record | {"measured_on": "nothing: no public test rows were given and no budget was set aside"}
-    inputs, labels = material.test
-    with torch.no_grad():
-        told = [learned.module(part) for part in torch.split(architecture.features(inputs), 1000)]
+    labels, tested = material.test[1], architecture.features(material.test[0])
     counts = np.bincount(labels, minlength=len(material.classes))
     where = "the published test set" if material.published else f"public rows in {settings.test}"
+    shown = None
+    if material.published:  # otherwise its accuracy would tell about private rows
+        shown = _accuracy(baseline.unsafe_train(architecture, features, material.labels), tested, labels)
     return record | {
-        "accuracy": float((torch.cat(told).argmax(dim=1).numpy() == labels).mean()),
+        "accuracy": _accuracy(learned.module, tested, labels),
+        "non_private": shown,
         "majority": float(counts.max() / counts.sum()),
         "rows": len(labels),
         "measured_on": f"{where}, which needs no protection",
     }
+
+
+def _accuracy(module: nn.Module, features: Tensor, labels: Integers) -> float:
+    with torch.no_grad():
+        told = torch.cat([module(part).argmax(dim=1) for part in torch.split(features, 1000)]).numpy()
+    return float((told == labels).mean())
 
 
 def _usual_model(material: Material) -> str:

@@ -1,7 +1,7 @@
 """Networks that learn well under DP-SGD, and the fixed or privately fitted features in front of them.
 
-    mlp                 one hidden layer on 60 private principal components        [ACG+16]
-    tempered_cnn        small CNNs with bounded activations                        [PTS+21]
+    mlp                 one hidden layer on 60 private principal components        [ACG16]
+    tempered_cnn        small CNNs with bounded activations                        [PTS21]
     scatter_linear      a linear model or small CNN on scattering features         [TB21]
     resnet              residual network with group norm: nothing mixes examples
     extract             features of a pretrained network, for transfer

@@ -94,7 +94,7 @@ class Checkpoint:
         """Bring `run` to where it was saved, and keep it from now on."""
         self._constant = {
             "plan": repr(run.step.plan),
-            "charged_to": charged_to if charged_to is not None or saved is None else saved.charged_to,
+            "charged_to": charged_to,
             "limit": run.step.limit,
             "data": source.fingerprint(run.step.key.secret),
         }

@@ -136,15 +136,26 @@ class Draw:
 
     def add_normal(self, target: Tensor, deviation: float) -> None:
         """Add independent N(0, deviation^2) values to the float tensor `target` in place."""
-        if deviation == 0 or target.numel() == 0:
-            return
         plain = target.detach()
-        if plain.dtype == torch.float32 and plain.device.type == "cpu" and plain.is_contiguous():
+        if _is_simple(plain):
             self._add(plain.view(-1).numpy(), deviation)
         else:
-            noise = torch.zeros(plain.shape)
-            self._add(noise.view(-1).numpy(), deviation)
-            plain.add_(noise.to(plain))
+            plain.add_(self.normal(*plain.shape, deviation=deviation).to(plain))
+
+    def protect(self, total: Tensor, deviation: float) -> None:
+        """Add N(0, deviation^2) in place and round to a public grid of 2^-10 of the deviation.
+
+        The rounding hides the last bits of the floating-point sum. The grid is a power of two: scaling by it is exact.
+        """
+        if deviation == 0:
+            return
+        grid = 2.0 ** (math.floor(math.log2(deviation)) - 10)
+        plain = total.detach()
+        if _is_simple(plain):
+            self._add(plain.view(-1).numpy(), deviation, grid)
+        else:
+            self.add_normal(plain, deviation)
+            plain.div_(grid).round_().mul_(grid)
 
     def normal(self, *shape: int, deviation: float = 1.0) -> Tensor:
         """Independent N(0, deviation^2) values."""
@@ -152,13 +163,17 @@ class Draw:
         self.add_normal(result, deviation)
         return result
 
-    def _add(self, values: Floats, deviation: float) -> None:
+    def _add(self, values: Floats, deviation: float, grid: float = 0.0) -> None:
         for start in range(0, values.size, 2 * _PAIRS):
             part = values[start : start + 2 * _PAIRS]
             half = (part.size + 1) // 2
             first, second = self._pairs(half, deviation)
             part[:half] += first
             part[half:] += second[: part.size - half]
+            if grid:  # here, while the part is still in the processor's cache
+                np.multiply(part, np.float32(1 / grid), out=part)
+                np.rint(part, out=part)
+                np.multiply(part, np.float32(grid), out=part)
 
     def _pairs(self, count: int, deviation: float) -> tuple[Floats, Floats]:
         words, radius, angle, sine = _workspace(count)
@@ -182,6 +197,10 @@ class Draw:
         for index in np.flatnonzero(radius < _SMALL):
             high, low = (int(word) for word in self.words(2))
             radius[index] += ((high << 21 | low >> 11) + 0.5) * 2.0**-53
+
+
+def _is_simple(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 _ZEROS = memoryview(bytes(1 << 20))

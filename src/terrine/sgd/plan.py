@@ -1,6 +1,6 @@
 """The plan of a run: the one value that its sampler, its noise and its event all come from.
 
-One step of DP-SGD [ACG+16], Algorithm 1, with the expected lot size L and the clipping bound C:
+One step of DP-SGD [ACG16], Algorithm 1, with the expected lot size L and the clipping bound C:
 
     theta <- theta - rate/L ( sum over the lot of clip(g_i, C) + N(0, (noise reach C)^2 I) )
 

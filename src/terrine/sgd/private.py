@@ -31,7 +31,7 @@ from terrine.sgd.clipping import Recorder
 from terrine.sgd.lots import Collate, Piece, Source, cut
 from terrine.sgd.noise import Key
 from terrine.sgd.plan import Plan
-from terrine.sgd.reduction import Reduction, Tape, check_examples_apart, of_criterion, plain
+from terrine.sgd.reduction import Reduction, Tape, check_examples_apart, is_loss, of_criterion, of_model, plain
 from terrine.sgd.step import Step
 from terrine.sgd.validate import validate
 
@@ -117,12 +117,14 @@ def start(
     step = Step(bare, plan, key, limit)
     if saved is not None and saved.limit != step.limit:
         raise InvalidArgument(f"limit={step.limit}: the run in {kept} was begun, and charged, for {saved.limit} steps")
-    if account is not None and not (saved and saved.charged_to == _name(account)) and distributed.is_first():
-        account.charge(plan.event_after(step.limit), purpose=purpose, by=by)
+    receipt = None if saved is None else saved.charged_to
+    if account is not None and distributed.is_first() and not _is_charged(account, receipt):
+        receipt = _receipt(account, account.charge(plan.event_after(step.limit), purpose=purpose, by=by))
     run = Run(step, optimizer, Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None, criterion)
+    optimizer._terrine_run = run  # type: ignore[attr-defined]
     lots = Lots(source, run, piece)
     if kept is not None:
-        kept.attach(run, source, saved, charged_to=None if account is None else _name(account))
+        kept.attach(run, source, saved, charged_to=receipt)
         run.checkpoint = kept
     if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = False  # the clipped sums are added up here, after clipping
@@ -181,6 +183,7 @@ class Run:
         self._criterion = criterion
         self._piece: Piece | None = None
         self._target: Any = None
+        self._given: tuple[Any, Any] | None = None
         self._tape: Tape | None = None
         self._reduction: Reduction | None = None
         self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
@@ -257,33 +260,43 @@ class Run:
         return self.recorder.collect(scale=scale)
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not module.training or not torch.is_grad_enabled() or self._piece is None:
+        """Prepare the model for what it was given, where that is the lot that was handed out."""
+        self._given = None
+        if self._piece is None or not torch.is_grad_enabled():
             return None
-        if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
-            return tree_map(_one_row, (args, kwargs))
-        if self._tape is None:
-            return None
+        rows = next(
+            (len(leaf) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor) and leaf.dim()), -1
+        )
+        if not module.training and rows != self._piece.size:
+            return None  # a look at other data on the way
         args, kwargs = plain((args, kwargs))
-        check_examples_apart(module, args, kwargs, self._piece.size)
+        if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
+            args, kwargs = tree_map(_one_row, (args, kwargs))
+        elif self._tape is not None:
+            check_examples_apart(module, args, kwargs, self._piece.size)
+        self._given = (args, kwargs)
         return args, kwargs
 
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> Any:
-        if not module.training or not torch.is_grad_enabled() or self._piece is None:
+        if self._piece is None or self._given is None or not torch.is_grad_enabled():
             return None
-        if self._piece.size == 0:
+        leaves, size = tree_flatten(output)[0], self._piece.size
+        if size == 0:
             return tree_map(lambda leaf: leaf[:0] if _has_rows(leaf, 1) else leaf, output)
-        if not any(_has_rows(leaf, self._piece.size) for leaf in tree_flatten(output)[0]):
-            shapes = [tuple(leaf.shape) for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+        if not any(_has_rows(leaf, size) for leaf in leaves):
+            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
             raise InvalidArgument(
-                f"the model's output has shape {', '.join(map(str, shapes))}: want the lot's "
-                f"{self._piece.size} examples as its first dimension"
+                f"the model's output has shape {shapes}: want the lot's {size} examples as its first dimension"
             )
         if self._tape is None:
             return None
         if self._criterion is not None:
-            self._tape.found = of_criterion(self._criterion, output, plain(self._target), self._piece.size)
-            return None
-        return self._tape.watch(output, output=True)
+            self._tape.found = of_criterion(self._criterion, output, plain(self._target), size)
+        elif any(is_loss(leaf) for leaf in leaves):
+            self._tape.found = of_model(module, *self._given, size)
+        else:
+            return self._tape.watch(output, output=True)
+        return None
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -317,9 +330,8 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         )
     if not any(one.requires_grad for one in named.values()):
         raise InvalidArgument("the model has no parameter that requires a gradient: there is nothing to train")
-    if getattr(optimizer, "_terrine_run", None) is not None:
+    if hasattr(optimizer, "_terrine_run"):
         raise InvalidArgument("the optimizer belongs to another private run: want a fresh optimizer")
-    optimizer._terrine_run = True  # type: ignore[attr-defined]
 
 
 def _has_rows(leaf: Any, size: int) -> bool:
@@ -330,5 +342,14 @@ def _one_row(leaf: Any) -> Any:
     return leaf.new_zeros(1, *leaf.shape[1:]) if _has_rows(leaf, 0) else leaf
 
 
-def _name(account: Account) -> str:
-    return str(getattr(account, "name", type(account).__name__))
+def _receipt(account: Account, charge: Any) -> str:
+    """What shows later that this account was charged: the charge's own hash, or the account's name."""
+    return str(getattr(charge, "hash", None) or getattr(account, "name", type(account).__name__))
+
+
+def _is_charged(account: Account, receipt: str | None) -> bool:
+    if receipt is None:
+        return False
+    if callable(history := getattr(account, "history", None)):
+        return any(getattr(charge, "hash", None) == receipt for charge in history())
+    return receipt == _receipt(account, None)

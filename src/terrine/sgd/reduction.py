@@ -9,7 +9,8 @@ anything else means that one example's loss depends on another, and no clipping 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +47,34 @@ def of_criterion(criterion: Callable[[Any, Any], Tensor], output: Any, target: A
     return _compare(loss, tree_flatten((output, target))[0], size, len(tree_flatten(output)[0]))
 
 
+def of_model(model: nn.Module, args: Any, kwargs: Any, size: int) -> Reduction:
+    """The reduction of a loss that the model itself returns, tried on two examples alone and together.
+
+    Raises:
+        InvalidArgument: the loss mixes examples.
+    """
+    with _evaluating(model), torch.no_grad():
+        one, other, both = (_own_loss(model, args, kwargs, rows, size) for rows in (slice(1), slice(1, 2), slice(2)))
+    for reduction, expected in ((Reduction.MEAN, (one + other) / 2), (Reduction.SUM, one + other)):
+        if _close(both, expected):
+            return reduction
+    raise InvalidArgument(
+        f"{type(model).__name__}: the loss it returns for two examples is neither their sum nor their mean; "
+        "want one that is, or take its logits and compute the loss by example"
+    )
+
+
+def _own_loss(model: nn.Module, args: Any, kwargs: Any, rows: slice, size: int) -> Tensor:
+    args, kwargs = tree_map(lambda leaf: leaf[rows] if _has_rows(leaf, size) else leaf, (args, kwargs))
+    found: Tensor = next(leaf for leaf in tree_flatten(model(*args, **kwargs))[0] if is_loss(leaf))
+    return found
+
+
+def is_loss(leaf: Any) -> bool:
+    """Whether an output is one number: a loss that the model computed itself."""
+    return isinstance(leaf, Tensor) and leaf.dim() == 0 and leaf.is_floating_point()
+
+
 def check_examples_apart(model: nn.Module, args: Any, kwargs: Any, size: int) -> None:
     """Run the model on two examples alone and in company; one example's output must not depend on another.
 
@@ -53,19 +82,25 @@ def check_examples_apart(model: nn.Module, args: Any, kwargs: Any, size: int) ->
         InvalidArgument: it does.
     """
     alone, company = min(2, size - 1), min(8, size)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with _evaluating(model):
         few, again, many = (_outputs(model, args, kwargs, count, size) for count in (alone, alone, company))
-    finally:
-        for module, training in modes:
-            module.training = training
     pairs = zip(few, again, many, strict=True)
     if not all(_close(one, _rows(three, alone, company)) for one, two, three in pairs if torch.equal(one, two)):
         raise InvalidArgument(
             f"{type(model).__name__}: the output for {alone} examples changes in company: the model mixes "
             "examples, so no clipping bounds one of them; want a model that treats each alone"
         )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _outputs(model: nn.Module, args: Any, kwargs: Any, count: int, size: int) -> list[Tensor]:
@@ -202,7 +237,11 @@ def _gradients(loss: Callable[[list[Any]], Tensor], leaves: list[Any], outputs: 
 
 
 def _rows(leaf: Any, count: int, size: int) -> Any:
-    return leaf[:count] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf
+    return leaf[:count] if _has_rows(leaf, size) else leaf
+
+
+def _has_rows(leaf: Any, size: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == size
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

@@ -8,19 +8,15 @@ rounded to a public grid of 2^-10 of the noise's deviation, which hides the last
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from terrine.sgd import distributed
 from terrine.sgd.clipping import Clipped, ClippingRule
-from terrine.sgd.noise import Draw, Key, Purpose
+from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
 from terrine.sgd.schedules import Adaptive
-
-_GRID = 2.0**-10
 
 
 class Step:
@@ -67,7 +63,7 @@ class Step:
             if total is None:
                 total = torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
             total = distributed.summed(total.contiguous())
-            _protect(total, deviation, draw)
+            draw.protect(total, deviation)
             parameter.grad = total.div_(self.plan.lot).to(parameter.dtype)
         for group in optimizer.param_groups:
             if "noise_variance" in group:  # DP-AdamBC takes out what the noise adds to its second moment
@@ -91,18 +87,10 @@ class Step:
     def _adapt(self, rule: Adaptive) -> None:
         count = distributed.summed(torch.tensor(self._within, dtype=torch.float64))
         deviation = rule.count_noise(self.plan.lot) * self.plan.sampling.reach / 2 if self.plan.private else 0.0
-        _protect(count.view(1), deviation, self.key.draw(Purpose.QUANTILE, self.taken))
+        self.key.draw(Purpose.QUANTILE, self.taken).protect(count.view(1), deviation)
         self.bound = rule.following(self.bound, float(count) / self.plan.lot + 0.5)
 
     def _next(self) -> None:
         self.taken += 1
         self._sums = {}
         self._within = 0.0
-
-
-def _protect(total: Tensor, deviation: float, draw: Draw) -> None:
-    if deviation == 0:
-        return
-    draw.add_normal(total, deviation)
-    grid = 2.0 ** math.floor(math.log2(deviation)) * _GRID  # a power of two: scaling by it is exact
-    total.mul_(1 / grid).round_().mul_(grid)

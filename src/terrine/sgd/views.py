@@ -1,6 +1,6 @@
 """Several views of one example count as one: their losses are averaged before the gradient is clipped.
 
-Augmentation multiplicity [DBH+22]: with K augmented views per example, g_i is the gradient of the mean over the K
+Augmentation multiplicity [DBH22]: with K augmented views per example, g_i is the gradient of the mean over the K
 losses, so one example still moves the sum by at most the clipping bound, and the event does not change.
 """
 

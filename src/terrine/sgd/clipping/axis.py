@@ -69,12 +69,12 @@ def follow(
     if name in _MOVES:
         return _moved(name, source.dim(), where, args, kwargs)
     if name == "__getitem__":
-        return _indexed(source, where, args[1], out, n)
+        return _indexed(source, where, args[1], out)
     if name in _SHIFTS and out.dim() != source.dim():
-        return _shifted(source, where, args, kwargs, out, name, n)
+        return _shifted(source, where, args, kwargs, out, name)
     if out.dim() == source.dim() and out.shape[where.axis] == source.shape[where.axis]:
         return where
-    return _searched(source, where, out, n)
+    return _searched(source, where, out)
 
 
 _RESHAPES = frozenset({"view", "reshape", "flatten", "unflatten", "ravel", "view_as", "reshape_as", "contiguous"})
@@ -115,7 +115,7 @@ def _moved(name: str, dims: int, where: Where, args: Sequence[Any], kwargs: dict
 
 
 def _shifted(
-    source: Tensor, where: Where, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, name: str, n: int
+    source: Tensor, where: Where, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, name: str
 ) -> Where | None:
     given = kwargs.get("dim", args[1] if len(args) > 1 else 0 if name in ("unbind", "stack") else None)
     gone = given if isinstance(given, tuple | list) else (given,)
@@ -129,11 +129,11 @@ def _shifted(
     return Where(where.axis - sum(axis < where.axis for axis in removed), where.inner)
 
 
-def _indexed(source: Tensor, where: Where, index: Any, out: Tensor, n: int) -> Where | None:
+def _indexed(source: Tensor, where: Where, index: Any, out: Tensor) -> Where | None:
     """Numbers drop a dimension, None makes one, slices keep theirs; examples may only be sliced as a whole."""
     items = index if isinstance(index, tuple) else (index,)
     if any(isinstance(item, Tensor | list) for item in items):
-        return _searched(source, where, out, n)
+        return _searched(source, where, out)
     named = sum(item is not None and item is not Ellipsis for item in items)
     filled: list[Any] = []
     for item in items:
@@ -151,7 +151,7 @@ def _indexed(source: Tensor, where: Where, index: Any, out: Tensor, n: int) -> W
     return Where(new, where.inner) if whole else None
 
 
-def _searched(source: Tensor, where: Where, out: Tensor, n: int) -> Where | None:
+def _searched(source: Tensor, where: Where, out: Tensor) -> Where | None:
     """The one dimension that still has the old length; the same place first, then the front."""
     length = source.shape[where.axis]
     for axis in (where.axis, 0):

@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from terrine.sgd.clipping.examples import Lot, chunks
+from terrine.sgd.clipping.examples import Lot, chunks, trained
 
 FIRST = 16  # examples in the part that is measured
-LEAST, MOST = 32 << 20, 192 << 20  # bytes of one part
-SHARE = 0.8  # of what the plain step would keep
+LEAST, MOST = 16 << 20, 256 << 20  # bytes of one part
+SHARE = 0.85  # of what the plain step would keep
 
 _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
 
@@ -34,13 +34,13 @@ def stops(
         if key not in known:
             start = min(size, FIRST)
             yield start
-            known[key] = fitting(*measured(), size)
+            known[key] = fitting(*measured(), size, sum(p.numel() * p.element_size() for p in trained(model).values()))
         chunk = known[key]
     parts = -(-(size - start) // chunk)
     yield from (start + stop for _, stop in chunks(size - start, -(-(size - start) // max(parts, 1)) or 1))
 
 
-def fitting(activations: float, gradients: float, size: int) -> int:
-    """How many examples of so many bytes make one part of a lot of `size`."""
-    target = min(max(LEAST, SHARE * activations * size), MOST)
+def fitting(activations: float, gradients: float, size: int, parameters: int) -> int:
+    """How many examples make one part of a lot: what the plain step would keep, for activations and kept gradients."""
+    target = min(max(LEAST, SHARE * activations * size + 2 * parameters), MOST)
     return max(1, int(target / max(activations + gradients, 1.0)))

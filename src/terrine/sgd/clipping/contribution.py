@@ -6,7 +6,7 @@
 
 Each knows its squared norms (n,) and its weighted sum over the examples. An Outer with T = 1 has norm
 |out| |in|; with more positions it is the smaller of two costs: the gradients themselves ("direct", O(T d e)
-work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + e)) work)   [LTLH22] eq. 5.
+work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + e)) work)   [LTL22].
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from terrine.sgd.clipping import workspace
 
 
 class Contribution(Protocol):
@@ -115,7 +117,11 @@ class Outer:
 
     def _direct(self) -> Tensor:
         if self._rows is None:
-            self._rows = torch.bmm(self.gradients.transpose(1, 2), self.inputs).flatten(1)
+            n, _, width = self.inputs.shape
+            height = self.gradients.shape[2]
+            rows = workspace.empty(n, height * width, self.gradients)
+            torch.bmm(self.gradients.transpose(1, 2), self.inputs, out=rows.view(n, height, width))
+            self._rows = rows
         return self._rows
 
 
@@ -188,7 +194,8 @@ def kept(part: Contribution) -> int:
 def squared_rows(rows: Tensor) -> Tensor:
     """|row|^2 of every row, in float32 or wider."""
     rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    return torch.linalg.vector_norm(rows, dim=1).square_()
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.square_()
 
 
 def prefers_direct(positions: int, width: int, height: int) -> bool:
@@ -201,7 +208,7 @@ def prefers_direct(positions: int, width: int, height: int) -> bool:
     return direct <= ghost
 
 
-TRAFFIC = 16.0  # multiply-adds that fit into the time one number takes to memory and back, twice
+TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memory and back, twice
 
 
 def _without(tensor: Tensor, examples: Tensor) -> Tensor:

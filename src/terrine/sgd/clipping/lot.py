@@ -19,11 +19,12 @@ from terrine.sgd.clipping.chunks import stops
 from terrine.sgd.clipping.examples import Criterion, Lot, call, count, part, trained
 from terrine.sgd.clipping.fallback import per_example_gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
-from terrine.sgd.clipping.reduction import is_mean
+from terrine.sgd.clipping.reduction import is_mean, refuse_mixing
 from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import Tape
+from terrine.sgd.clipping.workspace import reused
 from terrine.sgd.validate import validate
 
 log = logging.getLogger("terrine.sgd")
@@ -50,6 +51,8 @@ def clipped_sum(
     if count(x) != size:  # bags between offsets, or inputs that all examples share: not to be cut
         whole = work.part(x, y)
         return Clipped(sums.totals(), whole)
+    if size > 1:
+        refuse_mixing(model, x)
     norms: list[Tensor] = []
     start = 0
     for stop in stops(model, x, size, chunk, lambda: (work.bytes, work.rows)):
@@ -76,13 +79,13 @@ class _Work:
         size = count(y)
         try:
             tape = Tape(self.parameters, size)
-            self._run(tape, x, y)
-            with torch.no_grad():
+            with reused(self.model), torch.no_grad():
+                self._run(tape, x, y)
                 contributions, squares = tape.finish()
                 self.bytes, self.rows = tape.bytes / size, tape.rows / size
                 if not squares:
                     return torch.zeros(size)
-                return self.sums.add(contributions, squares, self.rule, float(size) if self.mean else 1.0)
+                return self.sums.add(contributions, squares, self.rule)
         except Unfollowed as reason:
             _say(self.model, reason)
             gradients = per_example_gradients(self.model, self.criterion, x, y)
@@ -100,7 +103,7 @@ class _Work:
                 raise InvalidArgument(f"criterion: want a tensor, got {type(loss).__name__}")
             if self.mean is None and tape.examples > 1:
                 self.mean = is_mean(self.criterion, output, y, loss)
-            total = loss if loss.dim() == 0 else loss.sum()
+            total = loss.sum() if loss.dim() else loss * tape.examples if self.mean else loss
             if not total.requires_grad:
                 return
             _, *leaked = torch.autograd.grad(total, [tape.anchor, *self.parameters.values()], allow_unused=True)

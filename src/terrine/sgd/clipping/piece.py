@@ -112,7 +112,7 @@ def shares_memory(view: Tensor, base: Tensor) -> bool:
 
 
 def _place(view: Tensor, base: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    return tuple(view.shape), tuple(view.stride()), view.storage_offset() - base.storage_offset()
+    return tuple(view.shape), tuple(view.stride()), int(view.storage_offset()) - int(base.storage_offset())
 
 
 def _to_parents(piece: Piece, total: Contribution, examples: int) -> None:

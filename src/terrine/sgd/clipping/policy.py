@@ -1,8 +1,8 @@
 """Clipping rules: how far one example's gradient may reach.
 
-    Flat        g * min(1, C / |g|)                  one norm over all parameters     [ACG+16] Algorithm 1
+    Flat        g * min(1, C / |g|)                  one norm over all parameters     [ACG16] Algorithm 1
     PerLayer    the same for each layer and its own C_l; the whole reaches sqrt(sum C_l^2)
-    Automatic   g * C / (|g| + stability)            normalises instead of clipping   [BWZK23]
+    Automatic   g * C / (|g| + stability)            normalises instead of clipping   [BWZ23]
 
 Whatever the rule, what one example adds to the sum has L2 norm at most `rule.bound`. An example whose
 gradient is not finite adds nothing.
@@ -23,15 +23,15 @@ from terrine.errors import InvalidArgument
 
 
 class ClippingRule(Protocol):
-    """What turns squared norms by parameter name, each of shape (n,), into factors of the same shape."""
+    """What turns squared norms by parameter name, and the norms over all parameters, into factors; all are (n,)."""
 
     @property
     def bound(self) -> float:
         """The largest L2 norm one example can add to the sum."""
         ...
 
-    def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The factor of every example, for every parameter."""
+    def factors(self, squares: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
+        """The factor of every example, for every parameter; where a norm is not finite it does not matter."""
         ...
 
 
@@ -44,9 +44,8 @@ class Flat:
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", _bound("clip", self.bound))
 
-    def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        factor = _shrink(_norm(squares.values()), self.bound)
-        return dict.fromkeys(squares, factor)
+    def factors(self, squares: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
+        return dict.fromkeys(squares, _shrink(norms, self.bound))
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,14 @@ class PerLayer:
     def bound(self) -> float:
         return math.sqrt(sum(bound**2 for bound in self.bounds.values()))
 
-    def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def factors(self, squares: Mapping[str, Tensor], _norms: Tensor) -> dict[str, Tensor]:
         groups: dict[str, list[str]] = {}
         for name in squares:
             groups.setdefault(self._layer(name), []).append(name)
-        sound = torch.isfinite(_norm(squares.values()))
         result: dict[str, Tensor] = {}
         for layer, names in groups.items():
-            factor = _shrink(_norm([squares[name] for name in names]), self.bounds[layer]) * sound
+            layer_norms = torch.stack([squares[name] for name in names]).sum(0).sqrt_()
+            factor = _shrink(layer_norms, self.bounds[layer])
             result.update(dict.fromkeys(names, factor))
         return result
 
@@ -95,10 +94,8 @@ class Automatic:
         object.__setattr__(self, "bound", check.positive("clip", self.bound))
         object.__setattr__(self, "stability", check.positive("stability", self.stability))
 
-    def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        norm = _norm(squares.values())
-        factor = torch.where(torch.isfinite(norm), self.bound / (norm + self.stability), 0.0)
-        return dict.fromkeys(squares, factor)
+    def factors(self, squares: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
+        return dict.fromkeys(squares, self.bound / (norms + self.stability))
 
 
 def as_rule(clip: float | ClippingRule) -> ClippingRule:
@@ -113,9 +110,5 @@ def _bound(name: str, value: float) -> float:
     return result
 
 
-def _norm(squares: object) -> Tensor:
-    return torch.stack(list(squares)).sum(0).sqrt()  # type: ignore[call-overload, no-any-return]
-
-
 def _shrink(norm: Tensor, bound: float) -> Tensor:
-    return torch.where(torch.isfinite(norm), (bound / norm).clamp(max=1.0), 0.0)
+    return (bound / norm).clamp_(max=1.0)

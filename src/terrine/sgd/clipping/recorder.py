@@ -98,13 +98,13 @@ class Recorder:
         self._tapes.append(Tape(trained(self.model), size))
         return self._tapes[-1]
 
-    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def _leave(self, *_: Any) -> None:
         watch = self._open.pop()
         if watch is not None:
             watch.close()
 
     def _leak(self, name: str) -> Any:
-        def hook(parameter: Tensor) -> None:
+        def hook(_: Tensor) -> None:
             self._leaked.add(name)
 
         return hook

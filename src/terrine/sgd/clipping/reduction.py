@@ -10,11 +10,11 @@ import weakref
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping.examples import Criterion, Lot, part
+from terrine.sgd.clipping.examples import Criterion, Lot, call, part
 from terrine.sgd.clipping.result import Clipped
 
 MIXED = (
@@ -34,6 +34,39 @@ def reduction_scale(alone: tuple[Clipped, Clipped], together: Clipped, *, tolera
         if all(_close(a, b, tolerance) for a, b in [(together.norms * scale, norms), *pairs]):
             return reduction
     raise InvalidArgument(MIXED)
+
+
+def refuse_mixing(model: nn.Module, x: Lot) -> None:
+    """Once for each model: two examples' outputs alone against the same two together.
+
+    A model that draws random numbers (dropout) cannot be compared with itself and is taken as it is.
+    Raises: InvalidArgument where an example's output depends on the other.
+    """
+    if model in _sound:
+        return
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            both, again, first, second = (
+                _leaves(call(model, part(x, start, stop))) for start, stop in ((0, 2), (0, 2), (0, 1), (1, 2))
+            )
+    except (RuntimeError, ValueError):
+        return  # cannot run on one example; what is wrong with it shows when the lot runs
+    for pair, same, one, other in zip(both, again, first, second, strict=False):
+        if pair.shape[:1] != (2,) or one.shape[:1] != (1,) or not _close(pair, same):
+            continue
+        if not _close(pair, torch.cat([one, other]), 1e-3):
+            raise InvalidArgument(
+                "the model's outputs for two examples are not those for each alone: it mixes examples, and no "
+                "clipping of it is private; look for statistics or comparisons over the first dimension"
+            )
+    _sound.add(model)
+
+
+_sound: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def _leaves(output: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(output) if _real(leaf)]
 
 
 def is_mean(criterion: Criterion, output: Any, y: Lot, loss: Tensor) -> bool:

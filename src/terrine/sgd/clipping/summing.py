@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -34,14 +35,13 @@ class Sums:
         if scale != 1.0:
             squares = {name: square * scale**2 for name, square in squares.items()}
         norms = torch.stack(list(squares.values())).sum(0).sqrt_()
-        broken = ~torch.isfinite(norms)
-        if bool(broken.any()):
+        factors = rule.factors(squares, norms)
+        if not math.isfinite(float(norms.sum())):
+            broken = ~torch.isfinite(norms)
             contributions = {name: part.drop(broken) for name, part in contributions.items()}
-        for name, factor in rule.factors(squares).items():
-            fresh = name not in self._totals
-            if fresh:
-                self._totals[name] = self._empty(name)
-            contributions[name].add_to(self._totals[name], factor * scale if scale != 1.0 else factor, fresh)
+            factors = {name: factor.masked_fill(broken, 0.0) for name, factor in factors.items()}
+        for name, factor in factors.items():
+            self._add(name, contributions[name], factor * scale if scale != 1.0 else factor)
         return norms
 
     def add_rows(self, gradients: Mapping[str, Tensor], rule: ClippingRule) -> Tensor:
@@ -54,6 +54,16 @@ class Sums:
         return {
             name: self._totals[name] if name in self._totals else self._empty(name).zero_() for name in self._parameters
         }
+
+    def _add(self, name: str, part: Contribution, factor: Tensor) -> None:
+        fresh = name not in self._totals
+        made = getattr(part, "made", None)
+        if fresh and made is not None:
+            self._totals[name] = made(factor).to(wide(self._parameters[name].dtype))
+            return
+        if fresh:
+            self._totals[name] = self._empty(name)
+        part.add_to(self._totals[name], factor, fresh)
 
     def _empty(self, name: str) -> Tensor:
         parameter = self._parameters[name]

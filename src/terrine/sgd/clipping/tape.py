@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from terrine.errors import InvalidArgument
@@ -41,8 +41,7 @@ class Use:
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by position or by name, pieces as plain tensors."""
-        value = self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
-        return value
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
     def piece(self, position: int, name: str) -> Piece | None:
         """The piece given as this argument."""
@@ -125,7 +124,7 @@ class Tape(TorchFunctionMode):
         pieces = self._pieces
         if any(id(tensor) in pieces for tensor in given):
             return self._use(func, name, args, kwargs, given)
-        if func is F.batch_norm:
+        if func is functional.batch_norm:
             _refuse_statistics(*args, **kwargs)
         if name == "view" and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
             func = Tensor.reshape  # channels may lie last in memory where the model does not expect it
@@ -174,7 +173,7 @@ class Tape(TorchFunctionMode):
     # -- an operation on a parameter -------------------------------------------------------------------
 
     def _use(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
-        if func is F.batch_norm:
+        if func is functional.batch_norm:
             _refuse_statistics(*args, **kwargs)
         if name in _EXPANDS and id(args[0]) in self._pieces:
             return self._expand(func, args, kwargs)
@@ -315,12 +314,12 @@ class _Anchored(torch.autograd.Function):
     """Makes a tensor require grad without copying it, so that the backward pass reaches it."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, anchor: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, _anchor: Tensor) -> Tensor:
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(_ctx: Any, *_gradients: Any) -> Any:
         return None, None
 
 
@@ -341,7 +340,7 @@ def _generic(name: str) -> Rule:
 _said: set[str] = set()
 
 
-def _refuse_statistics(*args: Any, training: bool = False, **kwargs: Any) -> None:
+def _refuse_statistics(*args: Any, training: bool = False, **_: Any) -> None:
     if training or (len(args) > 5 and args[5]):
         raise InvalidArgument("batch normalisation mixes examples; sgd.fix(model) makes it group normalisation")
 

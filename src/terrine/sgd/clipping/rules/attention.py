@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from terrine.sgd.clipping.tape import FORWARDS, Tape
 
@@ -21,7 +21,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    embed_dim_to_check: int,
+    _width: int,
     num_heads: int,
     in_proj_weight: Tensor | None,
     in_proj_bias: Tensor | None,
@@ -39,55 +39,62 @@ def attention(
     q_proj_weight: Tensor | None = None,
     k_proj_weight: Tensor | None = None,
     v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
+    _static_k: Tensor | None = None,
+    _static_v: Tensor | None = None,
     average_attn_weights: bool = True,
-    is_causal: bool = False,
+    **_ignored: Any,
 ) -> Any:
     """The same arguments and results as the function it stands for; inputs are (positions, examples, width)."""
     with tape:
+        query, key, value = _examples_first(query, key, value)
         if in_proj_weight is not None and not use_separate_proj_weight:
             q, k, v = _packed(query, key, value, in_proj_weight, in_proj_bias)
         else:
             biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
             pairs = ((query, q_proj_weight), (key, k_proj_weight), (value, v_proj_weight))
-            q, k, v = (F.linear(x, w, b) for (x, w), b in zip(pairs, biases, strict=True))  # type: ignore[arg-type]
-        n = query.shape[1]
+            q, k, v = (functional.linear(x, w, b) for (x, w), b in zip(pairs, biases, strict=True))  # type: ignore[arg-type]
         if bias_k is not None and bias_v is not None:
-            k, v = torch.cat([k, bias_k.expand(1, n, -1)]), torch.cat([v, bias_v.expand(1, n, -1)])
+            n = query.shape[0]
+            k, v = torch.cat([k, bias_k.expand(n, 1, -1)], 1), torch.cat([v, bias_v.expand(n, 1, -1)], 1)
         q, k, v = (_heads(x, num_heads) for x in (q, k, v))
         if add_zero_attn:
-            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+            k, v = functional.pad(k, (0, 0, 0, 1)), functional.pad(v, (0, 0, 0, 1))
         mask = _mask(attn_mask, key_padding_mask, q, k)
         rate = dropout_p if training else 0.0
         if need_weights:
             scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
             weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-            weights = F.dropout(weights, rate) if rate else weights
+            weights = functional.dropout(weights, rate) if rate else weights
             mixed = weights @ v
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v, mask, rate)
-        joined = mixed.permute(2, 0, 1, 3).flatten(2)  # (positions, examples, width)
-        output = F.linear(joined, out_proj_weight, out_proj_bias)
+            mixed = functional.scaled_dot_product_attention(q, k, v, mask, rate)
+        joined = mixed.transpose(1, 2).flatten(2)  # (examples, positions, width)
+        output = functional.linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1)
         if not need_weights:
             return output, None
         return output, weights.mean(dim=1) if average_attn_weights else weights
 
 
-FORWARDS[F.multi_head_attention_forward] = attention
+FORWARDS[functional.multi_head_attention_forward] = attention
+
+
+def _examples_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All three with examples first, the same tensors still the same."""
+    moved = {id(tensor): tensor.transpose(0, 1) for tensor in (query, key, value)}
+    return moved[id(query)], moved[id(key)], moved[id(value)]
 
 
 def _packed(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
     if query is key and key is value:
-        return F.linear(query, weight, bias).chunk(3, dim=-1)
+        return functional.linear(query, weight, bias).chunk(3, dim=-1)
     biases = (None, None, None) if bias is None else bias.chunk(3)
     parts = zip((query, key, value), weight.chunk(3), biases, strict=True)
-    return tuple(F.linear(x, w, b) for x, w, b in parts)
+    return tuple(functional.linear(x, w, b) for x, w, b in parts)
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
-    """(positions, examples, width) as (examples, heads, positions, width / heads)."""
-    return x.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+    """(examples, positions, width) as (examples, heads, positions, width / heads)."""
+    return x.reshape(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def _mask(attention: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
@@ -101,6 +108,6 @@ def _mask(attention: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor
             mask = mask.reshape(shape)
         elif mask.dim() == 3:
             mask = mask.reshape(q.shape[0], -1, *mask.shape[1:])
-        mask = F.pad(mask, (0, k.shape[2] - mask.shape[-1]))
+        mask = functional.pad(mask, (0, k.shape[2] - mask.shape[-1]))
         total = mask if total is None else total + mask
     return total

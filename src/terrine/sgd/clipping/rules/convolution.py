@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
+from terrine.sgd.clipping import workspace
 from terrine.sgd.clipping.axis import folded
 from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, prefers_direct, squared_rows
 from terrine.sgd.clipping.piece import Piece
@@ -42,7 +43,7 @@ class Geometry:
     def patches(self, image: Tensor) -> Tensor:
         """(n * groups, positions, kernel * channels / groups) of an image (n, *sizes, channels)."""
         if any(low or high for low, high in self.padding):
-            image = F.pad(image, [0, 0, *(side for pair in reversed(self.padding) for side in pair)])
+            image = functional.pad(image, [0, 0, *(side for pair in reversed(self.padding) for side in pair)])
         n, *sizes, channels = image.shape
         each = channels // self.groups
         span = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True)]
@@ -105,11 +106,11 @@ class Patches:
         out = self.out[start:stop].flatten(1, -2)
         if groups == 1:
             return out
-        return out.unflatten(-1, (groups, -1)).transpose(1, 2).flatten(0, 1)
+        return out.reshape(*out.shape[:2], groups, -1).transpose(1, 2).flatten(0, 1)
 
     def _direct(self) -> Tensor:
         if self._rows is None:
-            rows = self.out.new_empty(len(self.image), prod(self.shape))
+            rows = workspace.empty(len(self.image), prod(self.shape), self.out)
             for start, stop in self._parts():
                 patches = self.geometry.patches(self.image[start:stop])
                 outs = self._outs(start, stop)
@@ -119,7 +120,7 @@ class Patches:
         return self._rows
 
 
-@rule_for(F.conv1d, F.conv2d, F.conv3d)
+@rule_for(functional.conv1d, functional.conv2d, functional.conv3d)
 def convolution(use: Use, gradient: Tensor) -> Found:
     """A convolution's weight and bias."""
     weight, bias = use.piece(1, "weight"), use.piece(2, "bias")
@@ -132,7 +133,7 @@ def convolution(use: Use, gradient: Tensor) -> Found:
     return _found(use, image, gradient, gradient, geometry, weight, bias)
 
 
-@rule_for(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+@rule_for(functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 def transposed(use: Use, gradient: Tensor) -> Found:
     """A transposed convolution: its output gradient is the image, its input lies at the patches."""
     weight, bias = use.piece(1, "weight"), use.piece(2, "bias")
@@ -152,10 +153,10 @@ def _found(
     if weight is not None:
         shape = tuple(weight.value.shape)
         part: Any = Patches(wide(image).movedim(1, -1), wide(out).movedim(1, -1), geometry, shape)
-        found.append((weight, part if fold == 1 else Dense(part.dense().unflatten(0, (-1, fold)).sum(1))))
+        found.append((weight, part if fold == 1 else Dense(part.dense().reshape(-1, fold, *shape).sum(1))))
     if bias is not None:
         sums = wide(gradient).movedim(1, -1).flatten(1, -2).sum(1)
-        found.append((bias, Dense(sums if fold == 1 else sums.unflatten(0, (-1, fold)).sum(1))))
+        found.append((bias, Dense(sums if fold == 1 else sums.reshape(-1, fold, sums.shape[1]).sum(1))))
     return found
 
 
@@ -175,7 +176,7 @@ def _last(tensor: Tensor) -> Tensor:
     return tensor.as_strided(tensor.shape, (prod(tensor.shape[1:]), 1, *steps))  # one channel: say which layout it is
 
 
-PREPARE.update(dict.fromkeys((F.conv2d, F.conv3d), _channels_last))
+PREPARE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _channels_last))
 
 
 def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:

@@ -7,15 +7,15 @@ every dimension along which p was repeated, the examples' own dimension excepted
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
-from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.axis import FRONT, Unfollowed
+from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup
 from terrine.sgd.clipping.piece import Piece
-from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Unfollowed, Use, rule_for
+from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 
@@ -36,16 +36,28 @@ def elementwise(use: Use, gradient: Tensor) -> Found:
             full = gradient
         else:
             full = _through(use, key, piece, gradient)
+        if _row_by_row(piece, use, full):
+            table = piece.parents[0]
+            tokens, rows = piece.tokens, full.reshape(use.examples, -1, full.shape[-1])
+            assert tokens is not None
+            found.append((table, Lookup(tokens.reshape(use.examples, -1), rows, tuple(table.value.shape))))
+            continue
         source = piece.expanded_from or piece
         found.append((source, Dense(reduced(full, use, tuple(source.value.shape)))))
     return found
+
+
+def _row_by_row(piece: Piece, use: Use, full: Tensor) -> bool:
+    """Rows of a table read by fixed positions, laid out for every example (token types that are all 0, say)."""
+    whole = piece.value.shape == full.shape and full.shape[0] == use.examples
+    return piece.tokens is not None and use.where == FRONT and whole
 
 
 for _name in _NAMES:
     RULES[_name] = elementwise
 
 
-@rule_for(F.prelu, torch.prelu)
+@rule_for(functional.prelu, torch.prelu)
 def prelu(use: Use, gradient: Tensor) -> Found:
     """max(0, x) + a min(0, x), with one slope or one for each channel (dimension 1)."""
     piece = use.piece(1, "weight")
@@ -58,7 +70,7 @@ def prelu(use: Use, gradient: Tensor) -> Found:
     return [(piece, Dense(reduced(full, use, shape).reshape(use.examples, *piece.value.shape)))]
 
 
-def concatenated(tape: Tape, tensors: Sequence[Tensor], dim: int = 0, **kwargs: Any) -> Tensor:
+def concatenated(tape: Tape, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Broadcast parameters laid beside the lot: each one's gradient is its slice of the output's."""
     plain = [tape.plain(tensor) for tensor in tensors]
     out = torch.cat(plain, dim)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
-from terrine.sgd.clipping.axis import by_example
+from terrine.sgd.clipping.axis import Unfollowed, by_example
 from terrine.sgd.clipping.contribution import Contribution, Dense, Outer
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
-from terrine.sgd.clipping.tape import COMPUTE, Unfollowed, Use, rule_for
+from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 
 
-@rule_for(F.linear)
+@rule_for(functional.linear)
 def linear(use: Use, gradient: Tensor) -> Found:
-    """`F.linear(x, weight, bias)`, and with it nn.Linear, attention projections and tied output layers."""
+    """`functional.linear(x, weight, bias)`, and with it nn.Linear, attention projections and tied output layers."""
     found = outer(use, use.argument(0, "input"), gradient, use.piece(1, "weight"), use.piece(2, "bias"))
     if use.extra is not None and isinstance(found[0][1], Outer):
         found[0][1].input_squares = use.extra
@@ -43,7 +43,7 @@ def _by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tu
     return output, squares.square_()
 
 
-COMPUTE[F.linear] = _by_blocks
+COMPUTE[functional.linear] = _by_blocks
 
 
 @rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
@@ -69,7 +69,7 @@ def addmm(use: Use, gradient: Tensor) -> Found:
     return found + (_transposed(use, use.args[1], gradient, weight) if weight is not None else [])
 
 
-@rule_for(F.bilinear)
+@rule_for(functional.bilinear)
 def bilinear(use: Use, gradient: Tensor) -> Found:
     """y_k = x1 A_k x2 + b_k: a linear map on the products of the two inputs."""
     first, second = use.argument(0, "input1"), use.argument(1, "input2")

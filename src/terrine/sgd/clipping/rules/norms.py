@@ -6,50 +6,50 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
-from terrine.sgd.clipping.axis import by_example, folded
+from terrine.sgd.clipping.axis import Unfollowed, by_example, folded
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
-from terrine.sgd.clipping.tape import Unfollowed, Use, rule_for
+from terrine.sgd.clipping.tape import Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 
 
-@rule_for(F.layer_norm)
+@rule_for(functional.layer_norm)
 def layer_norm(use: Use, gradient: Tensor) -> Found:
     """Over the last dimensions; the parameters have those dimensions' shape."""
     shape = use.argument(1, "normalized_shape")
     inputs = use.argument(0, "input").detach()
-    scaled = F.layer_norm(inputs, shape, eps=use.argument(4, "eps", 1e-5))
+    scaled = functional.layer_norm(inputs, shape, eps=use.argument(4, "eps", 1e-5))
     return _trailing(use, scaled, gradient, len(shape), use.piece(2, "weight"), use.piece(3, "bias"))
 
 
-@rule_for(F.rms_norm, torch.rms_norm)
+@rule_for(functional.rms_norm, torch.rms_norm)
 def rms_norm(use: Use, gradient: Tensor) -> Found:
     """Layer norm without its mean and bias."""
     shape = use.argument(1, "normalized_shape")
-    scaled = F.rms_norm(use.argument(0, "input").detach(), shape, eps=use.argument(3, "eps"))
+    scaled = functional.rms_norm(use.argument(0, "input").detach(), shape, eps=use.argument(3, "eps"))
     return _trailing(use, scaled, gradient, len(shape), use.piece(2, "weight"), None)
 
 
-@rule_for(F.group_norm)
+@rule_for(functional.group_norm)
 def group_norm(use: Use, gradient: Tensor) -> Found:
     """Over groups of channels."""
     inputs = use.argument(0, "input").detach()
     groups, eps = use.argument(1, "num_groups"), use.argument(4, "eps", 1e-5)
-    return _channels(use, lambda: F.group_norm(inputs, groups, eps=eps), gradient, 2, 3, "group_norm")
+    return _channels(use, lambda: functional.group_norm(inputs, groups, eps=eps), gradient, 2, 3, "group_norm")
 
 
-@rule_for(F.instance_norm)
+@rule_for(functional.instance_norm)
 def instance_norm(use: Use, gradient: Tensor) -> Found:
     """Each channel of each example by itself; running statistics would remember other examples."""
     inputs = use.argument(0, "input").detach()
     if not use.argument(5, "use_input_stats", True):
         raise Unfollowed("instance_norm: running statistics")
     eps = use.argument(7, "eps", 1e-5)
-    return _channels(use, lambda: F.instance_norm(inputs, eps=eps), gradient, 3, 4, "instance_norm")
+    return _channels(use, lambda: functional.instance_norm(inputs, eps=eps), gradient, 3, 4, "instance_norm")
 
 
 def _channels(use: Use, scaled: Callable[[], Tensor], gradient: Tensor, w: int, b: int, name: str) -> Found:
@@ -79,4 +79,4 @@ def _trailing(use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: Pie
 def _positions(tensor: Tensor, fold: int) -> Tensor:
     """(n, channels): the sum over each channel's positions."""
     sums = tensor.movedim(1, -1).flatten(1, -2).sum(1) if tensor.dim() > 2 else tensor
-    return sums if fold == 1 else sums.unflatten(0, (-1, fold)).sum(1)
+    return sums if fold == 1 else sums.reshape(-1, fold, *sums.shape[1:]).sum(1)

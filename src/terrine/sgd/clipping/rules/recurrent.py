@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
-from terrine.sgd.clipping.axis import FRONT, Where
-from terrine.sgd.clipping.tape import FORWARDS, Tape, Unfollowed
+from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where
+from terrine.sgd.clipping.tape import FORWARDS, Tape
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, Tensor, State], State]  # input part, recurrent part, state -> state
@@ -32,11 +32,11 @@ def _gru(inputs: Tensor, hidden: Tensor, state: State) -> State:
     return (new + update * (state[0] - new),)
 
 
-def _tanh(inputs: Tensor, hidden: Tensor, state: State) -> State:
+def _tanh(inputs: Tensor, hidden: Tensor, _: State) -> State:
     return (torch.tanh(inputs + hidden),)
 
 
-def _relu(inputs: Tensor, hidden: Tensor, state: State) -> State:
+def _relu(inputs: Tensor, hidden: Tensor, _: State) -> State:
     return (torch.relu(inputs + hidden),)
 
 
@@ -44,12 +44,12 @@ def _layer(cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], proje
     """One direction of one layer over (positions, examples, width)."""
     w_in, w_hidden, *rest = weights
     biases = (rest[0], rest[1]) if len(rest) >= 2 else (None, None)
-    inputs = F.linear(x, w_in, biases[0])
+    inputs = functional.linear(x, w_in, biases[0])
     outputs = []
     for step in inputs.unbind(0):
-        state = cell(step, F.linear(state[0], w_hidden, biases[1]), state)
+        state = cell(step, functional.linear(state[0], w_hidden, biases[1]), state)
         if projected:
-            state = (F.linear(state[0], weights[-1]), *state[1:])
+            state = (functional.linear(state[0], weights[-1]), *state[1:])
         outputs.append(state[0])
     return torch.stack(outputs), state
 
@@ -83,7 +83,7 @@ def unrolled(cell: Cell) -> Callable[..., Any]:
                     outs.append(out.flip(0) if way else out)
                     lasts.append(last)
                 x = torch.cat(outs, dim=-1) if ways > 1 else outs[0]
-                x = F.dropout(x, dropout) if dropout and training and layer < layers - 1 else x
+                x = functional.dropout(x, dropout) if dropout and training and layer < layers - 1 else x
             x = x.transpose(0, 1) if batch_first else x
             return (x, *(torch.stack(kind) for kind in zip(*lasts, strict=True)))
 
@@ -108,7 +108,7 @@ def single(cell: Cell) -> Callable[..., Any]:
             if tape.where(part) is None and tape.piece(part) is None:
                 tape.tag(part, FRONT)
         with tape:
-            result = cell(F.linear(x, w_in, b_in), F.linear(state[0], w_hidden, b_hidden), state)
+            result = cell(functional.linear(x, w_in, b_in), functional.linear(state[0], w_hidden, b_hidden), state)
         return result if several else result[0]
 
     return run

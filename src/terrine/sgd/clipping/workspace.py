@@ -1,0 +1,47 @@
+"""Memory that is used again: fresh pages are the dearest thing on a CPU.
+
+Per-example gradients live from a layer's backward pass to the end of their part of the lot. Inside `reused` they
+lie in blocks that the model's next part, and its next lot, will use again; elsewhere in memory of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+_blocks: weakref.WeakKeyDictionary[nn.Module, list[Tensor]] = weakref.WeakKeyDictionary()
+_here = threading.local()
+
+_SMALL = 1 << 18  # numbers; less is not worth keeping
+
+
+@contextmanager
+def reused(model: nn.Module) -> Iterator[None]:
+    """Within, `empty` takes from the model's blocks; afterwards all of them are free again."""
+    if getattr(_here, "free", None) is not None:
+        yield
+        return
+    _here.free, _here.taken = _blocks.pop(model, []), []
+    try:
+        yield
+        _blocks[model] = _here.taken  # what this part did not need is given up
+    finally:
+        _here.free = _here.taken = None
+
+
+def empty(rows: int, width: int, like: Tensor) -> Tensor:
+    """An uninitialised matrix of the type of `like`."""
+    free: list[Tensor] | None = getattr(_here, "free", None)
+    size = rows * width
+    if free is None or size < _SMALL or like.device.type != "cpu":
+        return like.new_empty(rows, width)
+    fitting = [i for i, block in enumerate(free) if size <= block.numel() <= 2 * size and block.dtype == like.dtype]
+    best = min(fitting, key=lambda i: free[i].numel(), default=None)
+    block = free.pop(best) if best is not None else torch.empty(size, dtype=like.dtype)
+    _here.taken.append(block)
+    return block[:size].view(rows, width)

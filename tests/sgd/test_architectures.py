@@ -1,0 +1,104 @@
+"""The networks: shapes, sizes, and that nothing in them mixes examples; the private projection and its bill."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from terrine import accounting, sgd
+from terrine.errors import InvalidArgument
+from terrine.events import Gaussian, Reproducible
+from terrine.sgd import architectures
+
+NETWORKS = {
+    "mlp on pixels": (lambda: architectures.mlp(784), (1, 28, 28), 795_010),
+    "mlp on components": (lambda: architectures.mlp(60), (60,), 71_010),
+    "tempered cnn, grey": (architectures.tempered_cnn, (1, 28, 28), 26_010),
+    "tempered cnn, colour": (lambda: architectures.tempered_cnn(3, 32), (3, 32, 32), 605_226),
+    "scatter linear": (architectures.scatter_linear, (81, 7, 7), 39_700),
+    "scatter linear, colour": (lambda: architectures.scatter_linear(3, 32), (243, 8, 8), 155_530),
+    "scatter cnn": (architectures.scatter_cnn, (81, 7, 7), 21_450),
+    "scatter cnn, colour": (lambda: architectures.scatter_cnn(3, 32), (243, 8, 8), 187_210),
+    "resnet": (lambda: architectures.resnet(widths=(16, 32), blocks=1, groups=4), (3, 32, 32), None),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_classifies_and_treats_each_example_alone(name):
+    build, shape, size = NETWORKS[name]
+    model, x = build(), torch.rand(3, *shape)
+    assert model(x).shape == (3, 10)
+    assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-5)
+    sgd.validate(model)
+    if size is not None:
+        assert sum(one.numel() for one in model.parameters()) == size
+
+
+def test_resnet_18_has_its_published_size():
+    assert sum(one.numel() for one in architectures.resnet().parameters()) == 11_173_962
+
+
+def test_an_unknown_image_size_is_refused():
+    with pytest.raises(InvalidArgument, match="28"):
+        architectures.tempered_cnn(1, 32)
+
+
+def test_the_default_tempered_sigmoid_is_tanh_and_others_stay_bounded():
+    x = torch.linspace(-30, 30, 101)
+    assert torch.allclose(architectures.TemperedSigmoid()(x), torch.tanh(x), atol=1e-6)
+    values = architectures.TemperedSigmoid(scale=1.5, temperature=3.0, offset=0.5)(x)
+    assert float(values.min()) >= -0.5
+    assert float(values.max()) <= 1.0
+
+
+def test_features_come_from_each_example_alone_and_the_network_is_left_as_it_was():
+    network = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)).train()
+    x = torch.rand(5, 6)
+    features = architectures.extract(network, x, at_once=2)
+    assert torch.allclose(features.norm(dim=1), torch.ones(5))
+    assert torch.allclose(features, architectures.extract(network, x))
+    assert network.training
+    assert not features.requires_grad
+
+
+def test_a_projection_finds_the_directions_and_is_billed():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20_000, 3, generator=generator) @ torch.randn(3, 40, generator=generator)
+    found = architectures.private_projection(x, components=3, noise=4.0, seed=0)
+    assert found.event == Reproducible(Gaussian(noise=4.0))
+    assert architectures.private_projection(x, components=3, noise=4.0).event == Gaussian(noise=4.0)
+    flat = x / x.norm(dim=1, keepdim=True)
+    assert float((flat @ found.components).norm() / flat.norm()) > 0.99
+    assert found(x).shape == (20_000, 3)
+
+
+def test_one_example_moves_the_second_moments_by_at_most_one():
+    """Frobenius norm of x x^T for |x| <= 1; the noise is isotropic in that norm."""
+    row = architectures._bounded(torch.full((1, 5), 100.0))
+    assert float(torch.linalg.matrix_norm(row.T @ row)) <= 1 + 1e-6
+    assert float(architectures._bounded(torch.tensor([[math.nan, 1.0], [math.inf, 1.0]])).abs().sum()) == 0
+
+
+def test_the_noise_of_a_projection_has_its_deviation_in_every_direction(monkeypatch):
+    seen = []
+    real = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: seen.append(matrix) or real(matrix))
+    architectures.private_projection(torch.zeros(3, 150), components=2, noise=2.0, seed=1)
+    noise = seen[0]
+    above = noise[torch.triu(torch.ones_like(noise), 1).bool()]
+    assert torch.equal(noise, noise.T)
+    assert abs(float(above.std()) / (2 / 2**0.5) - 1) < 5 / math.sqrt(2 * len(above))
+    assert abs(float(noise.diagonal().std()) / 2 - 1) < 5 / math.sqrt(2 * 150)
+
+
+def test_a_plan_that_was_prepared_costs_more():
+    shared = {"examples": 1000, "lot": 50, "steps": 20, "clip": 1.0, "noise": 1.0, "delta": 1e-5}
+    prepared = sgd.Plan(**shared, preparation=(Gaussian(noise=8.0),))
+    assert prepared.epsilon > sgd.Plan(**shared).epsilon
+    assert prepared.epsilon == accounting.epsilon(prepared.event, delta=1e-5)
+
+
+def test_too_many_components_are_refused():
+    with pytest.raises(InvalidArgument, match="at most the 4 features"):
+        architectures.private_projection(torch.rand(10, 4), components=5)
