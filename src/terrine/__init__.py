@@ -15,12 +15,9 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PACKAGES = frozenset({"accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"})
+_PACKAGES = frozenset({"accounting", "audit", "datasets", "errors", "events", "ledger", "mechanisms", "pate", "sgd"})
 
-__all__ = ["__version__", "accounting", "datasets", "errors", "events", "ledger", "mechanisms", "pate"]
-_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"})
-
-__all__ = ["__version__", "accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"]
+__all__ = ["__version__", "accounting", "audit", "datasets", "errors", "events", "ledger", "mechanisms", "pate", "sgd"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -186,7 +186,7 @@ def train(
             chosen = order[:, step * recipe.batch : (step + 1) * recipe.batch]
             x = shifted(seen[chosen], recipe.shift, shifts)
             optimiser.zero_grad(set_to_none=True)
-            _loss(stack.forward(x), targets[chosen]).backward()  # type: ignore[no-untyped-call]
+            _loss(stack.forward(x), targets[chosen]).backward()
             optimiser.step()
         if progress is not None:
             progress(epoch + 1, recipe.epochs)

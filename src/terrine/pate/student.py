@@ -210,7 +210,7 @@ def train(
             step = Step(model, inputs[some], targets[some], inputs[rest], generator, inputs.dim() == 4, done)
             optimiser.zero_grad(set_to_none=True)
             loss = method.loss(step) if game is None else game.play(step)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             _average(mean, model, min(plan.average, (number + 1) / (number + 10)))
             if progress is not None:
@@ -284,7 +284,7 @@ class _Game:
     def play(self, step: Step) -> Tensor:
         """One move of the generator; the loss for the classifier's move."""
         self.optimiser.zero_grad(set_to_none=True)
-        self.method.match(step, self._made(step)).backward()  # type: ignore[no-untyped-call]
+        self.method.match(step, self._made(step)).backward()
         self.optimiser.step()
         step.model.zero_grad(set_to_none=True)
         return self.method.classify(step, self._made(step).detach())
