@@ -42,12 +42,12 @@ class MissingExtra(TerrineError, ImportError):
         super().__init__(f"{package} is not installed; pip install 'terrine[{extra}]'")
 
 
-class OutOfOrder(TerrineError, RuntimeError):
-    """A run was asked for something at the wrong moment; nothing was released."""
-
-
 class Halted(TerrineError, RuntimeError):
     """A stream that has given out all it was paid for was asked again."""
+
+
+class OutOfOrder(TerrineError, RuntimeError):
+    """A run was asked for something at the wrong moment; nothing was released."""
 
 
 class LedgerUnavailable(TerrineError):

@@ -121,6 +121,14 @@ CASES = {
         Net(lambda s, x: s.l(x + s.p(torch.arange(x.shape[1]))), l=nn.Linear(6, 3), p=nn.Embedding(9, 6)),
         R(N, N, 6),
     ),
+    "fixed kinds for every example": lambda: (
+        Net(
+            lambda s, x: s.e(x) + s.k(torch.zeros(1, 7, dtype=torch.long).expand(x.shape[0], -1)),
+            e=nn.Embedding(11, 6),
+            k=nn.Embedding(2, 6),
+        ),
+        words(N, 7),
+    ),
     "tied to the output": lambda: (
         Net(lambda s, x: functional.linear(s.e(x).tanh(), s.e.weight), e=nn.Embedding(11, 6)),
         words(N, 7),

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting, ledger, pate
+from terrine.cli import accounting, audit, ledger, pate
 from terrine.errors import TerrineError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("noise")(accounting.noise)
 app.command("steps")(accounting.steps)
 app.command("compare")(accounting.compare)
 app.add_typer(pate.app)
+app.add_typer(audit.app)
 app.add_typer(ledger.app, name="ledger")
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.axis import Unfollowed
-from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.axis import FRONT, Unfollowed
+from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Use, rule_for
 
@@ -36,9 +36,21 @@ def elementwise(use: Use, gradient: Tensor) -> Found:
             full = gradient
         else:
             full = _through(use, key, piece, gradient)
+        if _row_by_row(piece, use, full):
+            table = piece.parents[0]
+            tokens, rows = piece.tokens, full.reshape(use.examples, -1, full.shape[-1])
+            assert tokens is not None
+            found.append((table, Lookup(tokens.reshape(use.examples, -1), rows, tuple(table.value.shape))))
+            continue
         source = piece.expanded_from or piece
         found.append((source, Dense(reduced(full, use, tuple(source.value.shape)))))
     return found
+
+
+def _row_by_row(piece: Piece, use: Use, full: Tensor) -> bool:
+    """Rows of a table read by fixed positions, laid out for every example (token types that are all 0, say)."""
+    whole = piece.value.shape == full.shape and full.shape[0] == use.examples
+    return piece.tokens is not None and use.where == FRONT and whole
 
 
 for _name in _NAMES:
