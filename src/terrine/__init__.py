@@ -33,9 +33,6 @@ __all__ = [
     "sgd",
     "tables",
 ]
-_PACKAGES = frozenset({"accounting", "audit", "datasets", "errors", "events", "ledger", "mechanisms", "pate", "sgd"})
-
-__all__ = ["__version__", "accounting", "audit", "datasets", "errors", "events", "ledger", "mechanisms", "pate", "sgd"]
 
 
 def __getattr__(name: str) -> ModuleType:

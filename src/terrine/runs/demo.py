@@ -133,14 +133,9 @@ def _twin(folder: Folder, material: Material) -> one_run.OneRun:
     )
     module = architecture.build()
     optimizer = torch.optim.SGD(module.parameters(), lr=claim["learning_rate"], momentum=claim["momentum"])
-    criterion = nn.CrossEntropyLoss()
+    trainer = sgd.Trainer(module, optimizer, nn.CrossEntropyLoss(reduction="none"), plan, progress=False)
     rows = (architecture.features(material.inputs), torch.from_numpy(material.labels))
-    module, optimizer, lots = sgd.make_private(module, optimizer, rows, plan, criterion=criterion)  # type: ignore[assignment]
-    planted = Canaries.insert(lots, count=_CANARIES)
-    for x, y in planted.lots:
-        optimizer.zero_grad()
-        criterion(module(x), y).backward()
-        optimizer.step()
+    _, planted = Canaries.fit(trainer, rows, count=_CANARIES)
     return planted.evidence()
 
 
