@@ -13,7 +13,7 @@ from terrine import accounting, runs, sgd
 from terrine.events import Budget, from_json
 from terrine.ledger import Ledger
 from terrine.runs import coins
-from tests.runs.conftest import write_table
+from tests.runs.conftest import SCHEMA, write_table
 
 QUICK = ("--epochs", 4, "--lot", 100)
 
@@ -187,6 +187,25 @@ def test_an_unconfirmed_schema_is_refused_until_it_is_confirmed(run, tmp_path):
     path = tmp_path / "people.schema.toml"
     path.write_text(path.read_text().replace("confirmed = false", "confirmed = true"))
     assert run(*asked).exit_code == 0
+
+
+def test_private_bounds_are_found_billed_and_kept(run, tmp_path):
+    write_table(tmp_path / "people.csv", rows=3000)
+    text = SCHEMA.replace("high = 100", "high = 100\nconfirmed = false")
+    (tmp_path / "people.schema.toml").write_text(text)
+    asked = ("train", "people.csv", "--label", "ill", "--epsilon", 8, "--out", "run", *QUICK, "--private-bounds")
+    assert "not confirmed: age" in run(*asked[:-1]).said
+    assert run(*asked).exit_code == 0
+    claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert "Selection" in json.dumps(claim["events"])
+    assert accounting.delta(from_json(json.dumps(claim["events"])), epsilon=8.0) <= claim["delta"]
+    age = runs.load("run").schema.columns["age"]
+    assert 0 <= age.low < 25
+    assert 70 < age.high <= 100
+    assert "nothing was trained" in run(*asked).output
+    assert runs.load("run").schema.columns["age"] == age
+    write_table(tmp_path / "people.csv", rows=60)
+    assert "too few for this epsilon" in run(*asked[:7], "small", *asked[8:]).said
 
 
 def test_the_schema_command_asks_for_each_fact(run, tmp_path):

@@ -38,6 +38,9 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="sgd: the learning rate.")] = None,
     teachers: Annotated[int | None, typer.Option(help="pate: how many teachers.")] = None,
     queries: Annotated[int | None, typer.Option(help="pate: how many labels are bought.")] = None,
+    private_bounds: Annotated[
+        bool, typer.Option("--private-bounds", help="Spend a tenth of epsilon on bounds that are not confirmed.")
+    ] = False,
     audit: Annotated[int | None, typer.Option(help="Private rows left to coins for the audit; 0: none.")] = None,
     ledger: Annotated[str | None, typer.Option(help="Charge this ledger (a database URL) before training.")] = None,
     account: Annotated[str | None, typer.Option(help="The account in the ledger.")] = None,
@@ -50,7 +53,7 @@ def train(
     settings = runs.Settings(
         epsilon=epsilon, data=data, table=table, label=label, schema=schema, test=test, public=public, delta=delta,
         method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate,
-        teachers=teachers, queries=queries, audit=audit, test_seed=test_seed,
+        teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit, test_seed=test_seed,
     )  # fmt: skip
     finished = runs.Folder(out).done
     with _account(ledger, account) as charged:

@@ -52,7 +52,8 @@ def learn(
     )
     measured = _measured(settings) if material.test is None and len(tossed.out) else None
     usual = recipes.recipe(settings, architecture.name, count)
-    plan = _plan(settings, usual, count, () if measured is None else (measured.event,))
+    before = (*material.preparation, *(() if measured is None else (measured.event,)))
+    plan = _plan(settings, usual, count, before)
     rate = settings.learning_rate or recipes.learning_rate(
         architecture.name, noise=plan.noise, lot=plan.lot, clip=usual.clip
     )

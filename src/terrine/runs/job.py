@@ -51,10 +51,13 @@ def train(
         BudgetExceeded: the account has not enough left; nothing was trained.
     """
     folder = Folder(out)
-    material = gather(settings)
+    kept = folder.path / "owner" / "bounds.json"
+    material = gather(settings, folder.read("owner/bounds.json") if kept.exists() else None)
     check_material(material)
     architecture = Architecture(settings.model or _usual_model(material), material.shape, len(material.classes))
     folder.begin(settings)
+    if material.found is not None and not kept.exists():
+        folder.write("owner/bounds.json", dict(material.found))
     if folder.done:
         return folder
     with progress("features") as shown:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from terrine import datasets, tables
 from terrine.errors import InvalidArgument
+from terrine.events import Event
+from terrine.runs import bounds
 from terrine.runs.settings import Settings
 
 Integers = NDArray[np.int64]
@@ -32,6 +34,10 @@ class Material:
     test: tuple[NDArray[Any], Integers] | None = None
     public: NDArray[Any] | None = None
     schema: tables.Schema | None = None
+    found: bounds.Found | None = None
+    """Bounds that were found privately."""
+    preparation: tuple[Event, ...] = ()
+    """What was paid for them."""
     published: bool = False
     """Whether the private rows are in truth a published data set, so that a baseline may be shown."""
 
@@ -41,13 +47,13 @@ class Material:
         return tuple(self.inputs.shape[1:])
 
 
-def gather(settings: Settings) -> Material:
-    """The material that the settings name.
+def gather(settings: Settings, found: bounds.Found | None = None) -> Material:
+    """The material that the settings name; `found` are the private bounds of a run that was begun before.
 
     Raises:
         InvalidArgument: a file is missing or is not what it should be, or the schema is not confirmed.
     """
-    return _of_table(settings) if settings.table is not None else _of_set(settings)
+    return _of_table(settings, found) if settings.table is not None else _of_set(settings)
 
 
 def schema_path(table: str | Path) -> Path:
@@ -81,12 +87,16 @@ def _of_set(settings: Settings) -> Material:
     )
 
 
-def _of_table(settings: Settings) -> Material:
+def _of_table(settings: Settings, found: bounds.Found | None) -> Material:
     assert settings.table is not None
     assert settings.label is not None
     table = tables.read(settings.table)
     tables.column_of(table, settings.label)
-    schema = _schema(settings)
+    schema, preparation = _schema(settings), ()  # type: tables.Schema, tuple[Event, ...]
+    if settings.private_bounds and (columns := bounds.unknown(schema)):
+        if found is None:
+            found = bounds.find(table, schema, epsilon=settings.epsilon, seed=settings.test_seed)
+        schema, preparation = bounds.applied(schema, found), (bounds.event(len(columns), settings.epsilon),)
     test = None if settings.test is None else tables.read(settings.test)
     public = None if settings.public is None else tables.read(settings.public)
     if settings.method == "pate" and public is None:
@@ -99,6 +109,8 @@ def _of_table(settings: Settings) -> Material:
         test=None if test is None else (schema.encode(test), schema.labels(test)),
         public=None if public is None else schema.encode(public),
         schema=schema,
+        found=found,
+        preparation=preparation,
     )
 
 
@@ -112,8 +124,9 @@ def _schema(settings: Settings) -> tables.Schema:
     schema = tables.Schema.load(path)
     if schema.label != settings.label:
         raise InvalidArgument(f"{path} is for label {schema.label!r}, not {settings.label!r}: want a schema for that")
-    if schema.unconfirmed:
-        names = ", ".join(schema.unconfirmed[:6])
+    paid = bounds.unknown(schema) if settings.private_bounds else []
+    if unsure := [name for name in schema.unconfirmed if name not in paid]:
+        names = ", ".join(unsure[:6])
         raise InvalidArgument(
             f"{path}: drafted from the rows and not confirmed: {names}; check each, then set confirmed = true "
             "(bounds taken from the data leak), or run terrine schema again and answer its questions"

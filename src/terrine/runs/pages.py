@@ -71,7 +71,9 @@ def command(asked: dict[str, Any]) -> str:
     """The command that asks for this run."""
     words = ["terrine", "train", *([asked["table"]] if asked["table"] else [])]
     for name, value in asked.items():
-        if value is not None and name != "table" and not (name == "method" and value == "sgd"):
+        if value is True:
+            words.append(f"--{name.replace('_', '-')}")
+        elif value is not None and value is not False and name != "table" and not (name == "method" and value == "sgd"):
             words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
     return " ".join(shlex.quote(word) for word in [*words, "--out", "run/"])
 

@@ -40,6 +40,8 @@ class Settings:
     learning_rate: float | None = None
     teachers: int | None = None
     queries: int | None = None
+    private_bounds: bool = False
+    """Find the bounds that the schema does not confirm privately, for a tenth of epsilon."""
     audit: int | None = None
     """How many private rows a fair coin leaves in or out for the audit; None chooses, 0 is no audit."""
     test_seed: int | None = None
@@ -55,6 +57,8 @@ class Settings:
             raise check.refuse("data", self.data, f"one of {', '.join(SETS)}", "a table is given by its path")
         if self.table is not None and self.label is None:
             raise InvalidArgument(f"{self.table}: want --label with the name of the column to predict")
+        if self.private_bounds and (self.table is None or self.method != "sgd"):
+            raise InvalidArgument("--private-bounds: want a table and --method sgd")
         if self.method not in METHODS:
             raise check.refuse("method", self.method, f"one of {', '.join(METHODS)}")
         self._check_optional()
