@@ -95,18 +95,29 @@ def run(row: str, build: Any, data: Any, recipe: Recipe, epsilon: float, seed: i
 
 
 def scatter(name: str, load: Any, recipe: Recipe) -> Callable[[list[float], list[int]], list[Result]]:
-    """A linear model on scattering features."""
+    """A linear model on scattering features; $TERRINE_FEATURES names a folder that keeps them, in half precision."""
 
     def rows(epsilons: list[float], seeds: list[int]) -> list[Result]:
         found = load()
         architecture = Architecture("scatter-linear", tuple(found.train.shape[1:]), 10)
-        data = (
-            *_part(architecture, found.train, found.train_labels),
-            *_part(architecture, found.test, found.test_labels),
-        )
+        train, test = _features(name, architecture, found)
+        labels, truth = torch.from_numpy(found.train_labels), torch.from_numpy(found.test_labels)
+        data = (train, labels, test, truth)
         return [run(name, architecture.build, data, recipe, epsilon, seed) for epsilon in epsilons for seed in seeds]
 
     return rows
+
+
+def _features(name: str, architecture: Architecture, found: Any) -> tuple[Tensor, Tensor]:
+    folder = os.environ.get("TERRINE_FEATURES")
+    kept = None if folder is None else Path(folder) / f"{name}.pt"
+    if kept is not None and kept.exists():
+        train, test = torch.load(kept, weights_only=True)
+        return train.float(), test.float()
+    train, test = architecture.features(found.train), architecture.features(found.test)
+    if kept is not None:
+        torch.save((train.half(), test.half()), kept)
+    return train, test
 
 
 def network(name: str, load: Any, recipe: Recipe, build: Any, model: str) -> Callable[..., list[Result]]:
