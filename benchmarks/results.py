@@ -37,6 +37,7 @@ from terrine.sgd.architectures import mlp, private_projection, scatter_cnn, temp
 from terrine.sgd.averaging import Average
 
 DELTA = 1e-5
+_console = Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def run(row: str, build: Any, data: Any, recipe: Recipe, epsilon: float, seed: i
     began = time.perf_counter()
     accuracy, plan = private(build, data, recipe, epsilon, seed, preparation)
     seconds = time.perf_counter() - began
+    _console.print(f"{row}, epsilon {epsilon:g}, seed {seed}: {100 * accuracy:.2f}% in {seconds:.0f} s")
     return Result(row, "Terrine", epsilon, plan.epsilon, seed, accuracy, plan.noise, plan.steps, seconds)
 
 

@@ -33,6 +33,11 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     return environment.get_template(template).render(**values)
 
 
+def style_sheet() -> str:
+    """How the pages look."""
+    return (_TEMPLATES / "style.css").read_text(encoding="utf-8")
+
+
 def rounded_up(value: float) -> str:
     """Four digits, never below the value: a printed epsilon is a bound too."""
     from decimal import ROUND_CEILING, Context, Decimal

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from terrine import mechanisms, sgd
 from terrine.audit import attacks
-from terrine.errors import InvalidArgument
 from terrine.events import Budget, Event
 from terrine.rng import SYSTEM, Seeded
 from terrine.runs import coins, recipes
@@ -153,8 +152,6 @@ def _accuracy(
 
 
 def _facts(plan: sgd.Plan, rate: float, usual: recipes.Recipe) -> dict[str, Any]:
-    if not plan.private:
-        raise InvalidArgument("noise=0: want a private plan")
     return {
         "sampler": "Poisson: every example falls into each lot independently",
         "noise": plan.noise,

@@ -23,7 +23,7 @@ from terrine.audit import Scores, attacks, metrics, one_run, verdict
 from terrine.audit.canaries import Canaries
 from terrine.events import Budget
 from terrine.report import figures
-from terrine.report.page import render
+from terrine.report.page import render, style_sheet
 from terrine.runs import baseline, coins, pages
 from terrine.runs.folder import PRIVACY, Folder
 from terrine.runs.job import train
@@ -68,6 +68,7 @@ def demonstrate(out: Path, *, progress: Callable[[str], Any], quiet: bool = Fals
 
 
 def _baseline(out: Path, material: Material) -> Row:
+    assert material.test is not None
     folder = out / "runs" / "baseline"
     folder.mkdir(parents=True)
     architecture = Architecture("scatter-linear", material.shape, len(material.classes))
@@ -79,11 +80,11 @@ def _baseline(out: Path, material: Material) -> Row:
     module = baseline.unsafe_train(architecture, features[torch.from_numpy(kept)], material.labels[kept])
     with torch.no_grad():
         logits = module(features[torch.from_numpy(tossed.rows)]).double().numpy()
-        told = module(architecture.features(material.test[0])).argmax(dim=1).numpy()  # type: ignore[index]
+        told = module(architecture.features(material.test[0])).argmax(dim=1).numpy()
     scores = attacks.confidence(logits, material.labels[tossed.rows])
     found = one_run.guess(scores, tossed.heads).bound(1e-5)
     area = metrics.roc(Scores.split(scores, tossed.heads)).auc()
-    accuracy = float((told == material.test[1]).mean())  # type: ignore[index]
+    accuracy = float((told == material.test[1]).mean())
     return Row("not private", None, None, accuracy, area, found, None, "no claim")
 
 
@@ -144,7 +145,7 @@ def _write(out: Path, rows: list[Row], material: Material) -> None:
 
     assert material.test is not None
     counts = np.bincount(material.test[1])
-    points = {"DP-SGD": [], "PATE": []}  # type: dict[str, list[tuple[float, float]]]
+    points: dict[str, list[tuple[float, float]]] = {"DP-SGD": [], "PATE": []}
     for row in rows:
         if row.epsilon is not None:
             points[row.name].append((row.epsilon, row.accuracy))
@@ -152,7 +153,7 @@ def _write(out: Path, rows: list[Row], material: Material) -> None:
     text = render(
         "demo.html",
         {
-            "style": Markup(pages.figures_style()),
+            "style": Markup(style_sheet()),
             "rows": rows,
             "examples": len(material.labels),
             "tested": len(material.test[1]),

@@ -12,10 +12,10 @@ import numpy as np
 from terrine import accounting
 from terrine.audit import Scores, one_run, roc, verdict
 from terrine.audit import folder as audit_files
-from terrine.events import Budget, Event
+from terrine.events import Event
 from terrine.events.codec import from_dict
 from terrine.report import accountants, figures
-from terrine.report.page import render
+from terrine.report.page import render, style_sheet
 from terrine.runs.folder import ASKED, CARD, PRIVACY, REPORT, RESULTS, Folder
 
 _KEYS = {
@@ -86,9 +86,8 @@ def _shown(folder: Folder, privacy: Any, results: Any, event: Event, curve: Any)
     unit = "steps" if "steps" in privacy else "answers"
     audit, rates = audited(folder), np.linspace(0, 1, 401)
     bars = _bars(results)
-    style = figures_style()
     return {
-        "style": Markup(style),
+        "style": Markup(style_sheet()),
         "facts": [(title, _plain(privacy[key])) for key, title in _KEYS.items() if key in privacy],
         "epsilon_figure": Markup(figures.epsilon_over_training([share * whole for share in shares], curves, unit=unit)),
         "progress_unit": unit,
@@ -112,13 +111,6 @@ def _shown(folder: Folder, privacy: Any, results: Any, event: Event, curve: Any)
         if not privacy["reproducible_noise_for_tests_only"]
         else "The command with its seed makes the same model again, which is why it is not private.",
     }
-
-
-def figures_style() -> str:
-    """The pages' style sheet."""
-    from terrine.report.page import _TEMPLATES
-
-    return (_TEMPLATES / "style.css").read_text(encoding="utf-8")
 
 
 def _about(results: dict[str, Any]) -> dict[str, Any]:
@@ -186,9 +178,3 @@ def _hidden(privacy: dict[str, Any]) -> list[str]:
 
 def _plain(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def claimed(folder: Folder) -> Budget:
-    """The run's claim."""
-    record = folder.read(PRIVACY)
-    return Budget(record["epsilon"], record["delta"])
