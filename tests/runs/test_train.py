@@ -12,7 +12,7 @@ import torch
 from terrine import accounting, runs, sgd
 from terrine.events import Budget, from_json
 from terrine.ledger import Ledger
-from terrine.runs import coins
+from terrine.runs import coins, job
 from tests.runs.conftest import SCHEMA, write_table
 
 QUICK = ("--epochs", 4, "--lot", 100)
@@ -97,25 +97,27 @@ def test_a_seeded_run_says_everywhere_that_it_is_not_private(run, table, tmp_pat
 
 
 def test_rows_left_out_by_their_coin_do_not_move_the_model(table, tmp_path, monkeypatch):
-    """Two runs with the same noise, whose left-out rows carry opposite labels, end in the same weights."""
-    from terrine.runs import by_sgd, material
+    """With the same noise, other labels of left-out rows change nothing; other labels of the rest do."""
+    settings = runs.Settings(epsilon=4, table=str(table), label="ill", test_seed=5, epochs=3, lot=100)
+    weights, original = {}, job.gather
 
-    kept = {}
+    def flipped(which):
+        def gather(asked, found=None):
+            material = original(asked, found)
+            tossed = coins.tossed(tmp_path / "plain" / "owner" / "coins.npz", examples=400, count=40, seed=5)
+            rows = tossed.out if which == "out" else tossed.rows[tossed.heads]
+            material.labels[rows] = 1 - material.labels[rows]
+            return material
 
-    def flipped(settings):
-        found = original(settings)
-        rows = coins.tossed(tmp_path / "run0" / "owner" / "coins.npz", examples=400, count=40, seed=5).out
-        found.labels[rows] = 1 - found.labels[rows]
-        return found
+        return gather
 
-    original = material.gather
-    for name in ("run0", "run1"):
-        settings = runs.Settings(epsilon=4, table=str(table), label="ill", test_seed=5, epochs=3, lot=100)
+    for name in ("plain", "out", "in"):
+        if name != "plain":
+            monkeypatch.setattr(job, "gather", flipped(name))
         runs.train(settings, tmp_path / name)
-        kept[name] = runs.load(tmp_path / name).module.weight.detach()
-        monkeypatch.setattr("terrine.runs.job.gather", flipped)
-    assert torch.equal(kept["run0"], kept["run1"])
-    assert by_sgd._SILENT == -100
+        weights[name] = runs.load(tmp_path / name).module.weight.detach()
+    assert torch.equal(weights["plain"], weights["out"])
+    assert not torch.equal(weights["plain"], weights["in"])
 
 
 def test_pate_on_digits_pays_for_its_labels_only(run, tmp_path):
