@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ _FINE = 0.017
 _COARSE = 0.15
 _PRECISION = 2e-5
 _TAIL = 1e-5
-_STEEP = 50.0
+_STEEP = 150.0
 _DOUBTFUL = 2e-3
 
 
@@ -314,15 +314,32 @@ def _root(curve: Inversion, delta: float, guess: float, is_upper: bool) -> float
     def excess(value: float) -> float:
         return math.log(max(curve(value), 1e-300) / delta)
 
-    if is_upper and excess(0.0) <= 0:
+    tilt = curve.settings.tilt
+    if is_upper and guess * tilt < 4 and excess(0.0) <= 0:
         return 0.0
-    step = 0.02 / curve.settings.tilt
-    low = high = max(guess, step)
+    low = max(guess, 0.02 / tilt)
+    here, slope = excess(low), tilt
+    for _ in range(6):  # log delta falls by about the tilt for each unit of epsilon
+        step = here / slope
+        if not -0.5 * low < step < 0.5 * low + 1 / tilt:
+            break
+        there = excess(low + step)
+        if abs(there) < 1e-9:
+            return low + step
+        if step and 0.3 * tilt < (here - there) / step < 3 * tilt:
+            slope = (here - there) / step
+        low, here = low + step, there
+    return _bracketed_root(excess, max(guess, 0.02 / tilt), 0.02 / tilt)
+
+
+def _bracketed_root(excess: Callable[[float], float], guess: float, step: float) -> float:
+    low = high = guess
+    first = step
     while excess(high) > 0:
         low, high, step = high, high + step, step * 4
         if high > 1e300:
             return math.inf
-    step = 0.02 / curve.settings.tilt
+    step = first
     while low > 0 and excess(low) <= 0:
         high, low, step = low, max(0.0, low - step), step * 4
     if excess(low) <= 0:
