@@ -41,7 +41,7 @@ from terrine.events import (
     PoissonSampled,
     Repeated,
     Reproducible,
-    ShuffledEpoch,
+    leaves,
 )
 
 
@@ -143,7 +143,7 @@ class _Account:
         self.mu_squared = 0.0
         self.lattice: Counter[DiscreteGaussian] = Counter()
         self.others: Counter[Event] = Counter()
-        for leaf, times in _leaves(event, 1):
+        for leaf, times in _priced(event):
             match leaf:
                 case Gaussian(noise=noise):
                     self.mu_squared += times / noise**2
@@ -284,28 +284,22 @@ def _coarse_delta(coarse: Composition, epsilon: float, scale: float) -> float:
     return Inversion(coarse, settings, True, scale, epsilon)(epsilon)
 
 
-def _leaves(event: Event, times: int) -> Iterator[tuple[Event, int]]:
-    match event:
-        case Composed(parts=parts):
-            for part in parts:
-                yield from _leaves(part, times)
-        case Repeated(event=inner, times=more):
-            yield from _leaves(inner, times * more)
-        case Reproducible(event=inner) | ShuffledEpoch(event=inner):
-            yield from _leaves(inner, times)
-        case NonPrivate():
-            raise UnsupportedEvent(event, by="the certified accountant", hint="no finite epsilon covers it")
-        case PoissonSampled(event=inner, rate=1.0, neighbours=Neighbours.ADD_REMOVE):
-            yield from _leaves(inner, times)
-        case PoissonSampled(event=Composed() | Repeated() | Reproducible() as inner):
-            noise = gaussian_noise(inner)
-            if noise is None:
-                raise UnsupportedEvent(
-                    inner, by="the certified accountant", hint="inside a sample only Gaussians compose"
-                )
-            yield replace(event, event=Gaussian(noise=noise * (1 - 1e-15))), times
-        case _:
-            yield event, times
+def _priced(event: Event) -> Iterator[tuple[Event, int]]:
+    """The event's leaves, each in the form that a pair is known for."""
+    for leaf, times in leaves(event):
+        match leaf:
+            case NonPrivate():
+                raise UnsupportedEvent(leaf, by="the certified accountant", hint="no finite epsilon covers it")
+            case PoissonSampled(event=inner, rate=1.0, neighbours=Neighbours.ADD_REMOVE):
+                yield from ((one, times * more) for one, more in _priced(inner))
+            case PoissonSampled(event=Composed() | Repeated() | Reproducible() as inner):
+                noise = gaussian_noise(inner)
+                if noise is None:
+                    hint = "inside a sample only Gaussians compose"
+                    raise UnsupportedEvent(inner, by="the certified accountant", hint=hint)
+                yield replace(leaf, event=Gaussian(noise=noise * (1 - 1e-15))), times
+            case _:
+                yield leaf, times
 
 
 def _root(curve: Inversion, delta: float, guess: float, is_upper: bool) -> float:
