@@ -21,6 +21,7 @@ $(PEERS): $(READY)
 
 demo: $(READY)
 	$(BIN)/terrine compare --noise 4 --rate 0.01 --delta 1e-5 --epochs 400 --plot demo/accountants.png
+	$(BIN)/terrine demo --out demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2

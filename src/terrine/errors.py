@@ -46,13 +46,13 @@ class Halted(TerrineError, RuntimeError):
     """A stream that has given out all it was paid for was asked again."""
 
 
-class OutOfOrder(TerrineError, RuntimeError):
-    """A run was asked for something at the wrong moment; nothing was released."""
-
-
 class LedgerUnavailable(TerrineError):
     """The ledger's database cannot be used now: nothing was charged and nothing was released."""
 
 
 class LedgerDamaged(TerrineError):
     """The ledger's records are not what Terrine wrote: nothing was charged and nothing was released."""
+
+
+class OutOfOrder(TerrineError, RuntimeError):
+    """A run was asked for something at the wrong moment; nothing was released."""

@@ -13,6 +13,7 @@ from terrine.errors import InvalidArgument
 
 def test_a_missing_or_changed_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("TERRINE_DATA", str(tmp_path))
+    monkeypatch.setenv("TERRINE_MIRROR", "http://127.0.0.1:9")
     with pytest.raises(InvalidArgument, match="TERRINE_DATA names another folder"):
         datasets.mnist()
     (tmp_path / "mnist").mkdir()

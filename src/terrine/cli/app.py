@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting, audit, ledger, pate
+from terrine.cli import accounting, audit, demo, ledger, pate, train
 from terrine.errors import TerrineError
 
 app = typer.Typer(
@@ -21,9 +21,14 @@ app.command("epsilon")(accounting.epsilon)
 app.command("noise")(accounting.noise)
 app.command("steps")(accounting.steps)
 app.command("compare")(accounting.compare)
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(pate.app)
 app.add_typer(audit.app)
-app.add_typer(ledger.app, name="ledger")
+app.command("train")(train.train)
+app.command("predict")(train.predict)
+app.command("report")(train.report)
+app.command("schema")(train.schema)
+app.command("demo")(demo.demo)
 
 
 @app.command()

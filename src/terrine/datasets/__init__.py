@@ -1,6 +1,7 @@
 """Real data sets in their publishers' own formats, read from a folder and checked against the published sums.
 
-The folder is $TERRINE_DATA, or `terrine` in the user's cache. Nothing is downloaded.
+The folder is $TERRINE_DATA, or `terrine` in the user's cache. What is absent is fetched from its publisher, or from
+$TERRINE_MIRROR where that is set.
 """
 
 from terrine.datasets.files import folder

@@ -7,6 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from terrine.datasets.download import fetch
 from terrine.errors import InvalidArgument
 
 
@@ -20,10 +21,10 @@ def folder() -> Path:
 
 
 def read(name: str, md5: str) -> bytes:
-    """The contents of `name` in the data folder, plain or as `name`.gz, if its sum is `md5`.
+    """The contents of `name` in the data folder, plain or as `name`.gz, if its sum is `md5`; fetched where absent.
 
     Raises:
-        InvalidArgument: the file is missing or is not the published one.
+        InvalidArgument: the file is missing and cannot be fetched, or is not the published one.
     """
     plain = folder() / name
     packed = plain.with_name(plain.name + ".gz")
@@ -32,7 +33,7 @@ def read(name: str, md5: str) -> bytes:
     elif packed.is_file():
         content = gzip.decompress(packed.read_bytes())
     else:
-        raise InvalidArgument(f"{plain} is missing: want the published file there; TERRINE_DATA names another folder")
+        return fetch(name, md5, plain)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != md5:
         raise InvalidArgument(f"{plain} has MD5 {found}: want {md5}, the published file")
