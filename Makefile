@@ -34,6 +34,11 @@ lint: $(READY)
 
 bench: $(PEERS)
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/noise.py
+	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/python benchmarks/pate_analysis.py
+	$(BIN)/python benchmarks/sgd.py
+	$(BIN)/python benchmarks/audit.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo build dist
