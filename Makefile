@@ -21,6 +21,7 @@ $(PEERS): $(READY)
 
 demo: $(READY)
 	$(BIN)/terrine compare --noise 4 --rate 0.01 --delta 1e-5 --epochs 400 --plot demo/accountants.png
+	$(BIN)/terrine demo --out demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
@@ -33,6 +34,11 @@ lint: $(READY)
 
 bench: $(PEERS)
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/noise.py
+	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/python benchmarks/pate_analysis.py
+	$(BIN)/python benchmarks/sgd.py
+	$(BIN)/python benchmarks/audit.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo build dist

@@ -15,9 +15,24 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PACKAGES = frozenset({"accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"})
+_PACKAGES = frozenset(
+    {"accounting", "audit", "datasets", "errors", "events", "ledger", "mechanisms", "pate", "runs", "sgd", "tables"}
+)
 
-__all__ = ["__version__", "accounting", "audit", "errors", "events", "ledger", "mechanisms", "sgd"]
+__all__ = [
+    "__version__",
+    "accounting",
+    "audit",
+    "datasets",
+    "errors",
+    "events",
+    "ledger",
+    "mechanisms",
+    "pate",
+    "runs",
+    "sgd",
+    "tables",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

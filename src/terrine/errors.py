@@ -42,10 +42,6 @@ class MissingExtra(TerrineError, ImportError):
         super().__init__(f"{package} is not installed; pip install 'terrine[{extra}]'")
 
 
-class OutOfOrder(TerrineError, RuntimeError):
-    """A run was asked for something at the wrong moment; nothing was released."""
-
-
 class Halted(TerrineError, RuntimeError):
     """A stream that has given out all it was paid for was asked again."""
 
@@ -56,3 +52,7 @@ class LedgerUnavailable(TerrineError):
 
 class LedgerDamaged(TerrineError):
     """The ledger's records are not what Terrine wrote: nothing was charged and nothing was released."""
+
+
+class OutOfOrder(TerrineError, RuntimeError):
+    """A run was asked for something at the wrong moment; nothing was released."""

@@ -189,6 +189,13 @@ def test_one_pure_guarantee_is_what_it_says_to_the_last_bit(epsilon):
         assert accounting.epsilon(event, delta=1e-9) <= max(epsilon, 1 / (1 / epsilon))
 
 
+def test_absurdly_large_epsilons_are_still_bounded():
+    assert accounting.epsilon(PureDP(epsilon=2000.0), delta=1e-5) == 2000
+    assert accounting.epsilon(Laplace(noise=1e-3), delta=1e-5) == 1000
+    both = Composed([PureDP(epsilon=2000.0), Gaussian(noise=1.0)])
+    assert 2000 < accounting.epsilon(both, delta=1e-5) < 2010
+
+
 def test_one_approximate_guarantee_is_what_it_says():
     event = ApproximateDP(epsilon=1.0, delta=1e-5)
     assert accounting.delta(event, epsilon=1.0) == pytest.approx(1e-5, rel=1e-6)

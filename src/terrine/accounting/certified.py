@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ from terrine.events import (
     PoissonSampled,
     Repeated,
     Reproducible,
-    ShuffledEpoch,
+    leaves,
 )
 
 
@@ -57,7 +57,7 @@ _FINE = 0.017
 _COARSE = 0.15
 _PRECISION = 2e-5
 _TAIL = 1e-5
-_STEEP = 50.0
+_STEEP = 150.0
 _DOUBTFUL = 2e-3
 
 
@@ -143,7 +143,7 @@ class _Account:
         self.mu_squared = 0.0
         self.lattice: Counter[DiscreteGaussian] = Counter()
         self.others: Counter[Event] = Counter()
-        for leaf, times in _leaves(event, 1):
+        for leaf, times in _priced(event):
             match leaf:
                 case Gaussian(noise=noise):
                     self.mu_squared += times / noise**2
@@ -284,28 +284,22 @@ def _coarse_delta(coarse: Composition, epsilon: float, scale: float) -> float:
     return Inversion(coarse, settings, True, scale, epsilon)(epsilon)
 
 
-def _leaves(event: Event, times: int) -> Iterator[tuple[Event, int]]:
-    match event:
-        case Composed(parts=parts):
-            for part in parts:
-                yield from _leaves(part, times)
-        case Repeated(event=inner, times=more):
-            yield from _leaves(inner, times * more)
-        case Reproducible(event=inner) | ShuffledEpoch(event=inner):
-            yield from _leaves(inner, times)
-        case NonPrivate():
-            raise UnsupportedEvent(event, by="the certified accountant", hint="no finite epsilon covers it")
-        case PoissonSampled(event=inner, rate=1.0, neighbours=Neighbours.ADD_REMOVE):
-            yield from _leaves(inner, times)
-        case PoissonSampled(event=Composed() | Repeated() | Reproducible() as inner):
-            noise = gaussian_noise(inner)
-            if noise is None:
-                raise UnsupportedEvent(
-                    inner, by="the certified accountant", hint="inside a sample only Gaussians compose"
-                )
-            yield replace(event, event=Gaussian(noise=noise * (1 - 1e-15))), times
-        case _:
-            yield event, times
+def _priced(event: Event) -> Iterator[tuple[Event, int]]:
+    """The event's leaves, each in the form that a pair is known for."""
+    for leaf, times in leaves(event):
+        match leaf:
+            case NonPrivate():
+                raise UnsupportedEvent(leaf, by="the certified accountant", hint="no finite epsilon covers it")
+            case PoissonSampled(event=inner, rate=1.0, neighbours=Neighbours.ADD_REMOVE):
+                yield from ((one, times * more) for one, more in _priced(inner))
+            case PoissonSampled(event=Composed() | Repeated() | Reproducible() as inner):
+                noise = gaussian_noise(inner)
+                if noise is None:
+                    hint = "inside a sample only Gaussians compose"
+                    raise UnsupportedEvent(inner, by="the certified accountant", hint=hint)
+                yield replace(leaf, event=Gaussian(noise=noise * (1 - 1e-15))), times
+            case _:
+                yield leaf, times
 
 
 def _root(curve: Inversion, delta: float, guess: float, is_upper: bool) -> float:
@@ -314,15 +308,32 @@ def _root(curve: Inversion, delta: float, guess: float, is_upper: bool) -> float
     def excess(value: float) -> float:
         return math.log(max(curve(value), 1e-300) / delta)
 
-    if is_upper and excess(0.0) <= 0:
+    tilt = curve.settings.tilt
+    if is_upper and guess * tilt < 4 and excess(0.0) <= 0:
         return 0.0
-    step = 0.02 / curve.settings.tilt
-    low = high = max(guess, step)
+    low = max(guess, 0.02 / tilt)
+    here, slope = excess(low), tilt
+    for _ in range(6):  # log delta falls by about the tilt for each unit of epsilon
+        step = here / slope
+        if not -0.5 * low < step < 0.5 * low + 1 / tilt:
+            break
+        there = excess(low + step)
+        if abs(there) < 1e-9:
+            return low + step
+        if step and 0.3 * tilt < (here - there) / step < 3 * tilt:
+            slope = (here - there) / step
+        low, here = low + step, there
+    return _bracketed_root(excess, max(guess, 0.02 / tilt), 0.02 / tilt)
+
+
+def _bracketed_root(excess: Callable[[float], float], guess: float, step: float) -> float:
+    low = high = guess
+    first = step
     while excess(high) > 0:
         low, high, step = high, high + step, step * 4
         if high > 1e300:
             return math.inf
-    step = 0.02 / curve.settings.tilt
+    step = first
     while low > 0 and excess(low) <= 0:
         high, low, step = low, max(0.0, low - step), step * 4
     if excess(low) <= 0:

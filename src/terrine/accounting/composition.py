@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 
 from terrine import check
 from terrine.accounting import gaussian
@@ -16,7 +15,6 @@ from terrine.errors import UnsupportedEvent
 from terrine.events import (
     ApproximateDP,
     Budget,
-    Composed,
     DiscreteLaplace,
     Event,
     FixedSizeSampled,
@@ -26,10 +24,8 @@ from terrine.events import (
     PoissonSampled,
     PureDP,
     RandomizedResponse,
-    Repeated,
-    Reproducible,
     Selection,
-    ShuffledEpoch,
+    leaves,
 )
 
 
@@ -48,19 +44,19 @@ def stated(event: Event, *, delta: float) -> float:
     Raises:
         UnsupportedEvent: a part states none, or the deltas do not fit.
     """
-    leaves = _counted(event)
-    parts = {leaf: _guarantee(leaf, None) for leaf in leaves}
-    if math.fsum(times * parts[leaf].delta for leaf, times in leaves.items()) > delta:
+    counted = _counted(event)
+    parts = {leaf: _guarantee(leaf, None) for leaf in counted}
+    if math.fsum(times * parts[leaf].delta for leaf, times in counted.items()) > delta:
         raise UnsupportedEvent(event, by="basic composition", hint="its parts' own deltas exceed the delta asked for")
-    total = math.fsum(times * parts[leaf].epsilon for leaf, times in leaves.items())
-    return total if sum(leaves.values()) == 1 else total * (1 + 2**-51)
+    total = math.fsum(times * parts[leaf].epsilon for leaf, times in counted.items())
+    return total if sum(counted.values()) == 1 else total * (1 + 2**-51)
 
 
 def basic(event: Event, *, delta: float) -> float:
     """Epsilons and deltas add up; parts that need a delta share it evenly. [DR14] Theorem 3.16"""
-    leaves = _counted(event)
-    share = _share(leaves, check.open_unit("delta", delta))
-    return sum(times * _guarantee(leaf, share).epsilon for leaf, times in leaves.items()) * (1 + 1e-13)
+    counted = _counted(event)
+    share = _share(counted, check.open_unit("delta", delta))
+    return sum(times * _guarantee(leaf, share).epsilon for leaf, times in counted.items()) * (1 + 1e-13)
 
 
 def advanced(event: Event, *, delta: float, classic: bool = False) -> float:
@@ -71,10 +67,10 @@ def advanced(event: Event, *, delta: float, classic: bool = False) -> float:
     eps' = eps sqrt(2k ln(1/d)) + k eps (e^eps - 1)                 with `classic`: [DRV10], [DR14] Theorem 3.20
     """
     delta = check.open_unit("delta", delta)
-    leaves = _counted(event)
-    share = _share(leaves, delta / 2)
+    counted = _counted(event)
+    share = _share(counted, delta / 2)
     squares = drift = 0.0
-    for leaf, times in leaves.items():
+    for leaf, times in counted.items():
         epsilon = _guarantee(leaf, share).epsilon
         squares += times * epsilon**2
         drift += times * epsilon * (math.expm1(min(epsilon, 700.0)) if classic else math.tanh(epsilon / 2))
@@ -121,16 +117,16 @@ def _strong(epsilon: float, steps: int, delta: float) -> float:
 
 
 def _counted(event: Event) -> Counter[Event]:
-    counted: Counter[Event] = Counter()
-    for leaf, times in _leaves(event, 1):
-        counted[leaf] += times
-    return counted
+    found: Counter[Event] = Counter()
+    for leaf, times in leaves(event):
+        found[leaf] += times
+    return found
 
 
-def _share(leaves: Counter[Event], delta: float) -> float | None:
+def _share(counted: Counter[Event], delta: float) -> float | None:
     """What each part that needs a delta may take; fixed deltas of ApproximateDP come off first."""
-    fixed = sum(times * leaf.delta for leaf, times in leaves.items() if isinstance(leaf, ApproximateDP))
-    hungry = sum(times for leaf, times in leaves.items() if _needs_delta(leaf))
+    fixed = sum(times * leaf.delta for leaf, times in counted.items() if isinstance(leaf, ApproximateDP))
+    hungry = sum(times for leaf, times in counted.items() if _needs_delta(leaf))
     if fixed >= delta:
         raise check.refuse("delta", delta, f"more than the parts' own deltas, {fixed:g}")
     return (delta - fixed) / hungry if hungry else None
@@ -163,16 +159,3 @@ def _guarantee(leaf: Event, share: float | None) -> ApproximateDP:
             return ApproximateDP(epsilon=poisson(inside.epsilon, rate=rate), delta=rate * inside.delta)
         case _:
             raise UnsupportedEvent(leaf, by="composition")
-
-
-def _leaves(event: Event, times: int) -> Iterator[tuple[Event, int]]:
-    match event:
-        case Composed(parts=parts):
-            for part in parts:
-                yield from _leaves(part, times)
-        case Repeated(event=inner, times=more):
-            yield from _leaves(inner, times * more)
-        case Reproducible(event=inner) | ShuffledEpoch(event=inner):
-            yield from _leaves(inner, times)
-        case _:
-            yield event, times

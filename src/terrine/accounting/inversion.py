@@ -321,12 +321,20 @@ class Inversion:
 
     def doubt_at(self, epsilon: float) -> float:
         """What rounding may have done to the sum, and what lies beyond its last frequency."""
-        log_size = np.minimum(self.log_size - self.settings.tilt * epsilon, 600.0)
-        phases = np.abs(self.angle) + self.frequency * epsilon
-        rounding = 16 * _U * (4 + phases + np.abs(self.log_size) + self.settings.tilt * epsilon)
-        powers = np.exp(np.minimum(log_size + self.doubt, 600.0)) @ -np.expm1(-self.doubt)
+        top, constant, slope = self._rounding
+        scale = math.exp(min(600.0, top - self.settings.tilt * epsilon))
         beyond = math.exp(min(600.0, self.rest - self.settings.tilt * epsilon))
-        return float(powers) + float(np.exp(log_size) @ rounding) + beyond
+        return scale * (constant + slope * epsilon) + beyond
+
+    @cached_property
+    def _rounding(self) -> tuple[float, float, float]:
+        """log of a common scale, and the rounding error over it at epsilon 0 and for each unit of epsilon."""
+        top = float((self.log_size + self.doubt).max())
+        powers = np.exp(self.log_size + self.doubt - top) @ -np.expm1(-self.doubt)
+        size = np.exp(self.log_size - top)
+        phases = size @ (4 + np.abs(self.angle) + np.abs(self.log_size))
+        slope = 16 * _U * float(size @ (self.frequency + self.settings.tilt))
+        return top, float(powers) + 16 * _U * float(phases), slope
 
     def _smooth_part(self, z: Complexes) -> Complexes:
         variance = self.composition.gaussian + self.composition.lattice

@@ -138,6 +138,8 @@ def pair(event: Event, cells: Cells, side: Side) -> Pair:
     Raises:
         UnsupportedEvent: no dominating pair is known for it.
     """
+    if _stated_epsilon(event) > _LARGEST_EPSILON:
+        raise UnsupportedEvent(event, by="the certified accountant", hint="its epsilon is beyond floating point")
     match event:
         case PoissonSampled(event=Gaussian(noise=noise), rate=rate, neighbours=Neighbours.REPLACE_ONE):
             return side(_opposed_gaussians(1 / noise, rate, cells))
@@ -169,6 +171,9 @@ def pair(event: Event, cells: Cells, side: Side) -> Pair:
 
 LARGEST_LISTED = 30.0
 """Up to this scale the discrete Gaussian's support is listed point by point; above it, see `inversion`."""
+
+_LARGEST_EPSILON = 500.0
+"""Beyond it e^epsilon nears overflow."""
 
 _LARGEST_MU = 25.0
 """Beyond it likelihood ratios overflow, and a unit that is seen at all is as good as known."""
@@ -279,19 +284,28 @@ def _discrete_gaussian(noise: float, steps: int, cells: Cells, side: Side) -> Pa
 
 def _binary(epsilon: float) -> Pair:
     """Randomized response: e^epsilon and e^-epsilon."""
-    low = 1 / (1 + math.exp(epsilon)) if epsilon < 700 else 0.0
-    return Pair(np.array([math.expm1(min(epsilon, 700.0)), math.expm1(-epsilon)]), np.array([low, 1 - low]))
+    low = 1 / (1 + math.exp(epsilon))
+    return Pair(np.array([math.expm1(epsilon), math.expm1(-epsilon)]), np.array([low, 1 - low]))
+
+
+def _stated_epsilon(event: Event) -> float:
+    """The pure epsilon of an event that has one, else 0."""
+    match event:
+        case Laplace(noise=noise) | DiscreteLaplace(noise=noise):
+            return 1 / noise
+        case RandomizedResponse(epsilon=value) | PureDP(epsilon=value) | Selection(epsilon=value):
+            return value
+        case ApproximateDP(epsilon=value):
+            return value
+        case _:
+            return 0.0
 
 
 def _replaced_pure(event: Event, inner: Event, rate: float) -> float:
     """Pure inner event, Poisson sample, replace-one: both mixtures share their unsampled part."""
-    match inner:
-        case Laplace(noise=noise) | DiscreteLaplace(noise=noise):
-            pure = 1 / noise
-        case RandomizedResponse(epsilon=value) | PureDP(epsilon=value) | Selection(epsilon=value):
-            pure = value
-        case _:
-            raise UnsupportedEvent(event, by="the certified accountant")
+    pure = _stated_epsilon(inner)
+    if isinstance(inner, ApproximateDP) or not 0 < pure <= _LARGEST_EPSILON:
+        raise UnsupportedEvent(event, by="the certified accountant")
     return math.log1p(rate * math.expm1(pure)) - math.log1p(rate * math.expm1(-pure))
 
 

@@ -1,5 +1,29 @@
-"""Attack what claims to be private: samples or scores in, a confidence bound on epsilon out."""
+"""Attack what claims to be private: samples or scores in, a confidence bound on epsilon out.
 
+bound(members, non_members, delta=1e-5)     scores of an attack -> evidence
+one_run.guess(scores, included)             canaries of a single training run -> evidence
+lower_bound(mechanism, first, second)       a black box, run on two neighbours -> evidence
+verdict(claim, evidence)                    consistent, or VIOLATED with the confidence
+"""
+
+from terrine.audit.bounds import Corrected, Rates, Split, bound
+from terrine.audit.metrics import Summary, roc, summary
+from terrine.audit.scores import Scores
 from terrine.audit.tester import Finding, lower_bound
+from terrine.audit.verdict import Evidence, Verdict, verdict
 
-__all__ = ["Finding", "lower_bound"]
+__all__ = [
+    "Corrected",
+    "Evidence",
+    "Finding",
+    "Rates",
+    "Scores",
+    "Split",
+    "Summary",
+    "Verdict",
+    "bound",
+    "lower_bound",
+    "roc",
+    "summary",
+    "verdict",
+]

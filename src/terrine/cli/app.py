@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting, ledger
+from terrine.cli import accounting, audit, demo, ledger, pate, train
 from terrine.errors import TerrineError
 
 app = typer.Typer(
@@ -22,6 +22,13 @@ app.command("noise")(accounting.noise)
 app.command("steps")(accounting.steps)
 app.command("compare")(accounting.compare)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(pate.app)
+app.add_typer(audit.app)
+app.command("train")(train.train)
+app.command("predict")(train.predict)
+app.command("report")(train.report)
+app.command("schema")(train.schema)
+app.command("demo")(demo.demo)
 
 
 @app.command()

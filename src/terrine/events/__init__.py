@@ -8,6 +8,7 @@ from terrine.events.compose import (
     Repeated,
     Reproducible,
     is_reproducible,
+    leaves,
     settled_neighbours,
     settled_unit,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Unit",
     "from_json",
     "is_reproducible",
+    "leaves",
     "settled_neighbours",
     "settled_unit",
     "to_json",

@@ -6,7 +6,7 @@ neighbour relation and one unit; a mix is refused, because no one number could d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -100,6 +100,23 @@ Event = (
     | Composed
     | Reproducible
 )
+
+
+def leaves(event: Event, times: int = 1) -> Iterator[tuple[Event, int]]:
+    """The events that `event` is made of, each with how often it happened.
+
+    A shuffled epoch counts as one run of what it holds, which is its cost; samples are leaves, whatever is in them.
+    """
+    match event:
+        case Composed(parts=parts):
+            for part in parts:
+                yield from leaves(part, times)
+        case Repeated(event=inner, times=more):
+            yield from leaves(inner, times * more)
+        case Reproducible(event=inner) | ShuffledEpoch(event=inner):
+            yield from leaves(inner, times)
+        case _:
+            yield event, times
 
 
 def settled_neighbours(event: Event) -> Neighbours:

@@ -1,0 +1,123 @@
+"""250 MNIST teachers (a small convolutional network) trained together, against one after the other.
+
+    python benchmarks/pate_teachers.py [--teachers 250] [--sequence 12] [--epochs 10] [--jobs 2] [--json FILE]
+
+Together: stacked, in blocks, one process of one thread to a core. In sequence: ordinary torch modules, torch's Adam
+and torch's own threads, one teacher after the other; timed on `--sequence` teachers and scaled up, since all teachers
+cost the same. Both use the same examples, lots, learning rates and shifts. Where other programs share the machine,
+compare the CPU seconds: wall time then measures them too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import resource
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from terrine import datasets, pate
+from terrine.pate import networks, teachers
+from terrine.pate.stacked import Recipe, shifted
+
+BUILD = functools.partial(networks.teacher, 1, 28, 10)
+
+
+def in_sequence(x: torch.Tensor, y: torch.Tensor, part: np.ndarray, recipe: Recipe, seed: int) -> nn.Module:
+    """One teacher, as anyone would write it."""
+    torch.manual_seed(seed)
+    model = BUILD()
+    optimiser = torch.optim.Adam(model.parameters(), lr=recipe.rate)
+    order, shifts = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
+    steps = math.ceil(len(part) / recipe.batch)
+    for epoch in range(recipe.epochs):
+        mixed = np.resize(order.permutation(part), steps * recipe.batch)
+        for step in range(steps):
+            share = (epoch * steps + step) / (recipe.epochs * steps)
+            optimiser.param_groups[0]["lr"] = recipe.rate * 0.5 * (1 + math.cos(math.pi * share))
+            chosen = torch.from_numpy(mixed[step * recipe.batch : (step + 1) * recipe.batch])
+            optimiser.zero_grad()
+            logits = model(shifted(x[chosen], recipe.shift, shifts))
+            nn.functional.cross_entropy(logits, y[chosen]).backward()
+            optimiser.step()
+    return model
+
+
+def clock() -> tuple[float, float]:
+    """Wall seconds, and CPU seconds of this process and its children."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return time.perf_counter(), sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--teachers", type=int, default=250)
+    parser.add_argument("--sequence", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--block", type=int, default=25)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--train", type=int, default=0, help="train only so many of the teachers together, and scale up"
+    )
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    images = datasets.mnist()
+    x, test = (torch.from_numpy(one.copy()).float() / 255 for one in (images.train, images.test))
+    y, truth = torch.from_numpy(images.train_labels), torch.from_numpy(images.test_labels)
+    deal = pate.split(len(x), options.teachers, seed=0)
+    recipe = Recipe(epochs=options.epochs, batch=options.batch, rate=2e-3, shift=2)
+    parts = deal.parts
+    count = options.train or options.teachers
+    some = pate.Partition.of_parts(
+        [np.arange(start, end) for start, end in _edges([len(part) for part in parts[:count]])]
+    )
+    chosen = torch.from_numpy(np.concatenate(parts[:count]))
+
+    start = clock()
+    trained = teachers.train_modules(
+        BUILD, x[chosen], y[chosen], some, recipe, classes=10, block=options.block, jobs=options.jobs
+    )
+    together = [(now - then) * options.teachers / count for now, then in zip(clock(), start, strict=True)]
+    mean_together = float((trained.stack.predictions(test[:2000]) == truth[:2000]).double().mean())
+
+    picked = np.linspace(0, count - 1, min(options.sequence, count)).astype(int)
+    start = clock()
+    models = [in_sequence(x, y, parts[number], recipe, int(number)) for number in picked]
+    alone = [(now - then) * options.teachers / len(picked) for now, then in zip(clock(), start, strict=True)]
+    with torch.no_grad():
+        rights = [float((model(test[:2000]).argmax(1) == truth[:2000]).double().mean()) for model in models]
+    same = float((trained.stack.predictions(test[:2000])[picked] == truth[:2000]).double().mean())
+    result = {
+        "teachers": options.teachers,
+        "trained_together": count,
+        "trained_in_sequence": len(picked),
+        "together_wall_seconds": together[0],
+        "together_cpu_seconds": together[1],
+        "sequence_wall_seconds": alone[0],
+        "sequence_cpu_seconds": alone[1],
+        "wall_ratio": alone[0] / together[0],
+        "cpu_ratio": alone[1] / together[1],
+        "mean_accuracy_together": mean_together,
+        "mean_accuracy_together_of_those_in_sequence": same,
+        "mean_accuracy_in_sequence": float(np.mean(rights)),
+    }
+    for name, value in result.items():
+        print(f"{name:<48} {value:.4f}" if isinstance(value, float) else f"{name:<48} {value}")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _edges(sizes: list[int]) -> list[tuple[int, int]]:
+    ends = np.cumsum(sizes).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""`terrine pate`: a run folder, step by step, or the whole of it from one file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from terrine.errors import InvalidArgument
+
+app = typer.Typer(
+    name="pate",
+    help="Teachers on disjoint parts of private data vote; noisy answers teach a public student.",
+    no_args_is_help=True,
+)
+
+Folder = Annotated[Path, typer.Option("--run", help="The run folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Seed = Annotated[
+    int | None, typer.Option("--test-seed", help="Seeded noise, for tests only: the result is marked as not private.")
+]
+Ledger = Annotated[
+    str | None,
+    typer.Option(
+        help="Charge this ledger before anything is shown; $TERRINE_LEDGER_KEY seals the vote-dependent bill."
+    ),
+]
+Account = Annotated[str | None, typer.Option(help="The account in the ledger.")]
+
+
+@app.command()
+def split(
+    run: Folder,
+    data: Annotated[str, typer.Option(help="An .npz file with x, y (and groups), or mnist, digits, adult, ...")],
+    teachers: Annotated[int, typer.Option(help="How many teachers.")],
+    classes: Annotated[int, typer.Option(help="How many classes; public.")] = 10,
+    seed: Annotated[int, typer.Option(help="A public seed for the deal.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Deal the private examples (or people, if the data has groups) to teachers."""
+    from terrine.pate.run import Data, Run
+
+    deal = Run(run).split(Data.read(data), source=data, teachers=teachers, classes=classes, seed=seed)
+    _show({"teachers": deal.teachers, "unit": deal.unit.value, "digest": deal.digest}, as_json)
+
+
+@app.command()
+def train(
+    run: Folder,
+    data: Annotated[str, typer.Option(help="The data that was split.")],
+    model: Annotated[str, typer.Option(help="network, logistic, forest or boosting.")] = "network",
+    epochs: Annotated[int, typer.Option(help="Epochs of a network.")] = 40,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    backend: Annotated[str | None, typer.Option(help="ray or dask: train on a cluster.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the teachers; started again, it goes on where it stopped."""
+    from terrine.pate.run import Data, Run
+
+    with _progress("teachers", as_json) as progress:
+        Run(run).train(Data.read(data), model=model, epochs=epochs, jobs=jobs, backend=backend, progress=progress)
+    _show({"trained": True, "folder": str(run / "owner" / "teachers")}, as_json)
+
+
+@app.command()
+def vote(
+    run: Folder,
+    data: Annotated[str, typer.Option(help="The data that was split.")],
+    public: Annotated[str, typer.Option(help="Public inputs: an .npz file with x, or a named set.")],
+    as_json: AsJson = False,
+) -> None:
+    """Let the trained teachers vote on public inputs. Votes stay in the owner's folder."""
+    from terrine.pate.run import Data, Run
+
+    here = Run(run)
+    record = here._read("run.json")
+    if "model" not in record:
+        raise InvalidArgument(f"{run} has no teachers: want terrine pate train first")
+    trained = here.train(Data.read(data), model=record["model"], epochs=record["epochs"])
+    votes = here.vote(trained, Data.read(public, public=True))
+    _show({"queries": len(votes), "classes": votes.classes, "teachers": votes.teachers}, as_json)
+
+
+@app.command()
+def label(
+    run: Folder,
+    aggregator: Annotated[str, typer.Option(help="laplace, gaussian, confident, stable or sparse.")] = "gaussian",
+    noise: Annotated[float | None, typer.Option(help="Scale or deviation on each count, in votes.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="confident: votes that the plurality must reach.")] = None,
+    test_noise: Annotated[float | None, typer.Option(help="confident: deviation of that test.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="stable, sparse: the cost of a query or of the run.")] = None,
+    failing: Annotated[float | None, typer.Option("--delta", help="stable, sparse: its delta.")] = None,
+    unstable: Annotated[int | None, typer.Option(help="sparse: how many unstable queries are paid for.")] = None,
+    queries: Annotated[int | None, typer.Option(help="Ask only the first so many.")] = None,
+    most: Annotated[int | None, typer.Option(help="confident: stop after so many answers.")] = None,
+    budget: Annotated[str | None, typer.Option(help="EPSILON,DELTA: stop before it would be exceeded.")] = None,
+    ledger: Ledger = None,
+    account: Account = None,
+    test_seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer queries with noise; this is what costs."""
+    from terrine.pate.run import Run
+
+    fields = {
+        "noise": noise,
+        "threshold": threshold,
+        "test_noise": test_noise,
+        "epsilon": epsilon,
+        "delta": failing,
+        "unstable": unstable,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    with _account(ledger, account) as charged:
+        answers = Run(run).label(
+            aggregator=aggregator, fields=given, queries=queries, most=most, budget=_budget(budget),
+            account=charged, rng=_source(test_seed),
+        )  # fmt: skip
+    shown = {"asked": answers.asked, "answered": len(answers.answered), "stopped": answers.stopped}
+    _show(shown | {"labels": str(run / "labels.json")}, as_json)
+
+
+@app.command()
+def bill(
+    run: Folder,
+    delta: Annotated[float, typer.Option(help="The delta to state epsilon at.")] = 1e-5,
+    sanitise: Annotated[bool, typer.Option(help="Release the vote-dependent bill with noise, once.")] = True,
+    order: Annotated[float | None, typer.Option(help="The Renyi order it is released at.")] = None,
+    pictures: Annotated[Path | None, typer.Option(help="Draw epsilon against queries into this folder.")] = None,
+    ledger: Ledger = None,
+    account: Account = None,
+    test_seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what the answers cost: the data-independent epsilon and the sanitised one."""
+    from terrine.pate.run import Run
+
+    with _account(ledger, account) as charged:
+        shown = Run(run).bill(delta=delta, sanitise=sanitise, order=order, account=charged, rng=_source(test_seed))
+    if pictures is not None:
+        from terrine.pate.pictures import epsilon_against_queries
+
+        shown = shown | {"picture": str(epsilon_against_queries(Run(run), delta, pictures))}
+    _show({name: value for name, value in shown.items() if as_json or name != "event"}, as_json)
+
+
+@app.command()
+def student(
+    run: Folder,
+    public: Annotated[str, typer.Option(help="The public inputs, labelled ones first.")],
+    model: Annotated[str, typer.Option(help="network, logistic, forest or boosting.")] = "network",
+    method: Annotated[str, typer.Option(help="network: supervised, consistency, vat or gan.")] = "consistency",
+    steps: Annotated[int, typer.Option(help="Training steps of a network.")] = 1500,
+    seed: Annotated[int, typer.Option(help="Seed of the student's training.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train the student on public inputs and the answers; its bill is saved beside it."""
+    from terrine.pate.run import Data, Run, methods
+
+    if method not in methods():
+        raise InvalidArgument(f"method={method!r}: want one of {', '.join(methods())}")
+    with _progress("student", as_json) as progress:
+        _, path = Run(run).student(
+            Data.read(public, public=True), model=model, method=method, steps=steps, seed=seed, progress=progress
+        )
+    _show({"student": str(path), "bill": str(path.with_suffix(".bill.json"))}, as_json)
+
+
+@app.command("run")
+def whole(
+    config: Annotated[Path, typer.Argument(help="A TOML file: run, data, public and a table for each step.")],
+    as_json: AsJson = False,
+) -> None:
+    """Do every step of a run that a file describes; steps already done are not done again."""
+    from terrine.pate.run import Data, Run
+
+    plan = _read_plan(config)
+    here = Run(Path(plan["run"]))
+    data, public = Data.read(plan["data"]), Data.read(plan["public"], public=True)
+    with _progress("pate", as_json) as progress:
+        if not (here.folder / "run.json").exists():
+            here.split(data, source=plan["data"], **plan.get("split", {}))
+        if not (here.owner / "votes.npz").exists():
+            here.vote(here.train(data, **plan.get("train", {"model": "network"}), progress=progress), public)
+        if not (here.folder / "labels.json").exists():
+            options = dict(plan.get("label", {}))
+            rule = options.pop("aggregator", "gaussian")
+            extra = {name: options.pop(name) for name in ("queries", "most") if name in options}
+            limit, seed = options.pop("budget", None), options.pop("test_seed", None)
+            here.label(aggregator=rule, fields=options, budget=_budget(limit), rng=_source(seed), **extra)
+        priced = dict(plan.get("bill", {"delta": 1e-5}))
+        shown = here.bill(rng=_source(priced.pop("test_seed", None)), **priced)
+        learned = {"model": "network", "method": "consistency", "steps": 1500} | plan.get("student", {})
+        _, path = here.student(public, **learned, progress=progress)
+    _show({name: value for name, value in shown.items() if name != "event"} | {"student": str(path)}, as_json)
+
+
+def _read_plan(config: Path) -> dict[str, Any]:
+    try:
+        plan = tomllib.loads(config.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise InvalidArgument(f"{config}: want a TOML file ({error})") from None
+    if missing := [name for name in ("run", "data", "public", "split") if name not in plan]:
+        raise InvalidArgument(f"{config} lacks {', '.join(missing)}: want run, data, public and [split]")
+    return plan
+
+
+def _budget(text: str | list[float] | None) -> Any:
+    from terrine.events import Budget
+
+    if text is None:
+        return None
+    try:
+        epsilon, delta = (float(part) for part in (text.split(",") if isinstance(text, str) else text))
+    except ValueError:
+        raise InvalidArgument(f"budget={text!r}: want EPSILON,DELTA, as in 2,1e-5") from None
+    return Budget(epsilon, delta)
+
+
+def _source(seed: int | None) -> Any:
+    from terrine.rng import SYSTEM, Seeded
+
+    return SYSTEM if seed is None else Seeded(seed)
+
+
+@contextlib.contextmanager
+def _account(url: str | None, name: str | None) -> Iterator[Any]:
+    if url is None:
+        yield None
+        return
+    if name is None:
+        raise InvalidArgument("--ledger without --account: want the account to charge")
+    from terrine.ledger import Ledger as Book
+
+    book = Book.open(url, key=os.environ.get("TERRINE_LEDGER_KEY"))
+    with book:
+        yield book.account(name)
+
+
+@contextlib.contextmanager
+def _progress(title: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show(record: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(record))
+        return
+    width = max(len(name) for name in record)
+    for name, value in record.items():
+        if value not in (None, ""):
+            typer.echo(f"{name.replace('_', ' '):<{width}}  {value}")

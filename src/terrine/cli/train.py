@@ -1,0 +1,218 @@
+"""`terrine train`, `predict`, `report` and `schema`: from a private table to a trained, billed and audited model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from terrine.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from terrine.runs import Folder
+    from terrine.tables import Schema
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def train(
+    epsilon: Annotated[float, typer.Option(help="The most that may be learned about one person.")],
+    out: Annotated[Path, typer.Option(help="A new folder for the run; an interrupted run's folder goes on.")],
+    table: Annotated[str | None, typer.Argument(help="A private table: .csv, .tsv, .parquet, .arrow.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    data: Annotated[str | None, typer.Option(help="Or a named set: digits, mnist, fashion-mnist, ...")] = None,
+    schema: Annotated[str | None, typer.Option(help="The table's public facts; else TABLE.schema.toml.")] = None,
+    test: Annotated[str | None, typer.Option(help="A table that needs no protection, to measure accuracy.")] = None,
+    public: Annotated[str | None, typer.Option(help="pate: a table of public rows for the student.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Default: a power of ten below 1/rows.")] = None,
+    method: Annotated[str, typer.Option(help="sgd or pate.")] = "sgd",
+    model: Annotated[str | None, typer.Option(help="linear, mlp; images: scatter-linear, scatter-cnn, cnn.")] = None,
+    lot: Annotated[int | None, typer.Option(help="sgd: expected examples in a lot.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="sgd: passes over the data.")] = None,
+    clip: Annotated[float | None, typer.Option(help="sgd: the bound on one example's gradient.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="sgd: the learning rate.")] = None,
+    teachers: Annotated[int | None, typer.Option(help="pate: how many teachers.")] = None,
+    queries: Annotated[int | None, typer.Option(help="pate: how many labels are bought.")] = None,
+    private_bounds: Annotated[
+        bool, typer.Option("--private-bounds", help="Spend a tenth of epsilon on bounds that are not confirmed.")
+    ] = False,
+    audit: Annotated[int | None, typer.Option(help="Private rows left to coins for the audit; 0: none.")] = None,
+    ledger: Annotated[str | None, typer.Option(help="Charge this ledger (a database URL) before training.")] = None,
+    account: Annotated[str | None, typer.Option(help="The account in the ledger.")] = None,
+    test_seed: Annotated[int | None, typer.Option(help="For tests only: seeded noise, NOT private.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train on private data at a certified epsilon; the folder holds model, claim, report and audit."""
+    from terrine import runs
+
+    settings = runs.Settings(
+        epsilon=epsilon, data=data, table=table, label=label, schema=schema, test=test, public=public, delta=delta,
+        method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate,
+        teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit, test_seed=test_seed,
+    )  # fmt: skip
+    finished = runs.Folder(out).done
+    with _account(ledger, account) as charged:
+        folder = runs.train(settings, out, account=charged, progress=_progress(as_json), quiet=as_json)
+    if not finished or not folder.has("report.html"):
+        _write_report(folder)
+    _summarise(folder, finished, as_json)
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished terrine train.")],
+    table: Annotated[str, typer.Argument(help="New rows: a table, or an .npy array of inputs.")],
+    out: Annotated[Path | None, typer.Option(help="Write a CSV here instead of to the terminal.")] = None,
+    probabilities: Annotated[bool, typer.Option(help="Also the probability of each class.")] = False,
+) -> None:
+    """Classes of new rows, as CSV. Predicting costs no privacy."""
+    import csv
+
+    import numpy as np
+
+    from terrine import runs, tables
+
+    model = runs.load(run)
+    rows: Any = np.load(table, allow_pickle=False) if table.endswith(".npy") else tables.read(table)
+    shares = model.probabilities(rows)
+    names = np.array(model.classes)[shares.argmax(axis=1)]
+    with contextlib.ExitStack() as stack:
+        file = sys.stdout if out is None else stack.enter_context(out.open("w", newline="", encoding="utf-8"))
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["prediction", *(model.classes if probabilities else ())])
+        for name, row in zip(names, shares, strict=True):
+            writer.writerow([name, *(f"{share:.6f}" for share in row)] if probabilities else [name])
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished terrine train.")],
+) -> None:
+    """Write the run's report and model card again."""
+    from terrine import runs
+
+    folder = runs.Folder(run)
+    if not folder.done:
+        raise InvalidArgument(f"{run}: not a finished run; want the folder of a finished terrine train")
+    _write_report(folder)
+    typer.echo(f"{folder.path / 'report.html'}")
+
+
+def schema(
+    table: Annotated[str, typer.Argument(help="A private table: .csv, .tsv, .parquet, .arrow.")],
+    label: Annotated[str, typer.Option(help="The column to predict.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write; else TABLE.schema.toml beside the table.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: draft all facts, unconfirmed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a schema that is there.")] = False,
+) -> None:
+    """Draft the public facts about a table; asks to confirm each, since facts taken from the rows leak."""
+    from terrine import tables
+    from terrine.runs.material import schema_path
+
+    target = schema_path(table) if out is None else out
+    if target.exists() and not force:
+        raise InvalidArgument(f"{target} is there already: want --force to write over it, or another --out")
+    drafted = tables.draft(tables.read(table), label)
+    found = drafted if yes else _confirmed(drafted)
+    target.write_text(found.to_toml(), encoding="utf-8")
+    typer.echo(f"written: {target}")
+    if found.unconfirmed:
+        typer.echo(f"not confirmed: {', '.join(found.unconfirmed)}; terrine train refuses these until confirmed = true")
+
+
+def _confirmed(drafted: Schema) -> Schema:
+    from terrine.tables import Schema
+
+    typer.echo("Each fact below was guessed from the private rows. Confirm it only if it is known without them:")
+    typer.echo("from a form's limits, a code book, the law of nature. Otherwise type what is known.", err=False)
+    classes = _ask_list(f"label {drafted.label}: classes", drafted.classes)
+    columns = {name: _ask_column(name, column) for name, column in drafted.columns.items()}
+    return Schema(drafted.label, classes, columns)
+
+
+def _ask_column(name: str, column: Any) -> Any:
+    from terrine.tables import Category, Ignored, Number
+
+    match column:
+        case Number(low=low, high=high):
+            low = typer.prompt(f"{name}: a number; the lowest it can be", default=low, type=float)
+            high = typer.prompt(f"{name}: the highest it can be", default=high, type=float)
+            return Number(low, high)
+        case Category(values=values):
+            return Category(_ask_list(f"{name}: a category; its values", values))
+        case _:
+            typer.confirm(f"{name}: looks like a name or a number of a row; leave it out", default=True, abort=True)
+            return Ignored()
+
+
+def _ask_list(question: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    told = typer.prompt(f"{question} (separated by |)", default="|".join(values))
+    return tuple(value.strip() for value in told.split("|") if value.strip())
+
+
+def _write_report(folder: Folder) -> None:
+    from terrine.runs import pages
+
+    pages.write(folder)
+
+
+def _summarise(folder: Folder, finished: bool, as_json: bool) -> None:
+    privacy, results = folder.read("privacy.json"), folder.read("results.json")
+    if as_json:
+        short = {name: value for name, value in privacy.items() if name != "events"}
+        typer.echo(json.dumps({"out": str(folder.path), "finished_before": finished, **short, "results": results}))
+        return
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    if finished:
+        console.print(f"{folder.path} holds this run, finished: nothing was trained or charged.")
+    console.print(
+        f"[bold]epsilon {_up(privacy['epsilon'])}[/bold] at delta {privacy['delta']:g}, certified, "
+        f"for one {privacy['unit']} ({privacy['neighbours']}), by {privacy['method']}"
+    )
+    if results["accuracy"] is not None:
+        console.print(f"accuracy {100 * results['accuracy']:.2f}% on {results['measured_on']}")
+    else:
+        console.print(f"accuracy measured on {results['measured_on']}")
+    if privacy["reproducible_noise_for_tests_only"]:
+        console.print("[bold red]the noise came from a seed: for tests only, NOT private[/]")
+    console.print(f"report: {folder.path / 'report.html'}    audit: terrine audit run {folder.path}")
+
+
+def _up(value: float) -> str:
+    from terrine.cli.accounting import _up as up
+
+    return up(value)
+
+
+@contextlib.contextmanager
+def _account(url: str | None, name: str | None) -> Iterator[Any]:
+    if url is None and name is None:
+        yield None
+        return
+    if url is None or name is None:
+        raise InvalidArgument("--ledger and --account: want both, or neither")
+    from terrine.ledger import Ledger
+
+    with Ledger.open(url) as book:
+        yield book.account(name)
+
+
+def _progress(quiet: bool) -> Any:
+    @contextlib.contextmanager
+    def shown(title: str) -> Iterator[Any]:
+        if quiet or not sys.stderr.isatty():
+            yield None
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(title)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    return shown

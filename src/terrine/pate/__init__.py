@@ -1,0 +1,35 @@
+"""PATE: teachers on disjoint parts of private data vote; noisy answers teach a public student."""
+
+from terrine.pate.aggregators import (
+    ABSTAINED,
+    Answers,
+    ConfidentGaussianMax,
+    GaussianMax,
+    InteractiveGaussianMax,
+    LaplaceMax,
+)
+from terrine.pate.bill import Bill, Sealed, bill
+from terrine.pate.split import Membership, Partition, Subsampled, split
+from terrine.pate.stability import SparseVectorMax, StableMax, SubsampleAggregate
+from terrine.pate.votes import Votes, count
+
+__all__ = [
+    "ABSTAINED",
+    "Answers",
+    "Bill",
+    "ConfidentGaussianMax",
+    "GaussianMax",
+    "InteractiveGaussianMax",
+    "LaplaceMax",
+    "Membership",
+    "Partition",
+    "Sealed",
+    "SparseVectorMax",
+    "StableMax",
+    "SubsampleAggregate",
+    "Subsampled",
+    "Votes",
+    "bill",
+    "count",
+    "split",
+]

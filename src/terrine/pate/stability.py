@@ -1,0 +1,265 @@
+"""Answers that are exact where they are stable: M_stab, M_samp and M_svec on the teachers' plurality [BTT18].
+
+The plurality cannot change before d + 1 people have moved the gap between the first two counts, each by at most 2c
+(c: the teachers that one person reaches, 1 for disjoint ones):
+
+    d = max(0, floor((gap - 1) / 2c)).
+
+One person moves d by at most 1, and where neighbours have different pluralities d is 0 on both. So the plurality
+itself may be given whenever d plus noise passes a threshold that d = 0 passes with probability at most delta:
+
+    M_stab   d + DLap(1/eps) >= t, with Pr[DLap(1/eps) >= t] <= delta                          (eps, delta)-DP each
+    M_samp   the same on subsampled teachers, c = 2 x rate x teachers (checked by `Subsampled`)
+    M_svec   d + DLap(2 lambda) >= w + DLap(lambda); the threshold noise is drawn again after each failure, so only
+             failures are paid for: `unstable` of them are `unstable` runs of AboveThreshold, each (2/lambda, 0)-DP
+
+Noise and thresholds are whole numbers (discrete Laplace), like d.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine import accounting, check
+from terrine.accounting.calibrate import Search
+from terrine.errors import BudgetExceeded, InvalidArgument
+from terrine.events import ApproximateDP, Budget, Event, Neighbours, PureDP, Repeated, Reproducible, Unit
+from terrine.mechanisms.lattice import Shape
+from terrine.mechanisms.lattice import noise as lattice_noise
+from terrine.pate.aggregators import ABSTAINED, Account, Answers, _most, require_disjoint
+from terrine.pate.votes import Votes
+from terrine.rng import SYSTEM, Source
+
+Integers = NDArray[np.int64]
+
+
+def distances(counts: Integers, *, reach: int = 1) -> Integers:
+    """How many people the plurality of each row surely survives, each moving up to `reach` votes."""
+    falling = np.sort(counts, axis=1)[:, ::-1]
+    gap = falling[:, 0] - falling[:, 1]
+    surely: Integers = np.maximum(0, (gap - 1) // (2 * reach))
+    return surely
+
+
+@dataclass(frozen=True)
+class StableMax:
+    """M_stab: the exact plurality where it is stable, else nothing.
+
+    Guarantee: (epsilon, delta)-DP for each query.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        check.positive("epsilon", self.epsilon)
+        check.open_unit("delta", self.delta)
+
+    @property
+    def threshold(self) -> int:
+        """The least t with Pr[DLap(1/epsilon) >= t] = e^(-epsilon t) / (1 + e^-epsilon) <= delta."""
+        exact = -(math.log(self.delta) + math.log1p(math.exp(-self.epsilon))) / self.epsilon
+        return max(1, math.ceil(exact * (1 + 1e-12)))
+
+    def event(self, queries: int, answers: int | None = None, *, unit: Unit = Unit.EXAMPLE) -> Event:
+        """Every query costs, answered or not."""
+        del answers
+        return Repeated(_stated(self.epsilon, self.delta, unit), times=queries)
+
+    def answer(
+        self,
+        votes: Votes,
+        *,
+        rng: Source = SYSTEM,
+        account: Account | None = None,
+        budget: Budget | None = None,
+        purpose: str = "pate: labels",
+    ) -> Answers:
+        """The plurality of each query that is stable, as many queries as fit `budget`."""
+        require_disjoint(votes)
+        return _stable_answers(self, votes, 1, rng, account, budget, purpose)
+
+
+@dataclass(frozen=True)
+class SubsampleAggregate:
+    """M_samp: M_stab on teachers that each drew a random part of the data.
+
+    Guarantee: (epsilon, delta)-DP for each query, given `Subsampled`'s check that nobody is in too many parts.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        StableMax(self.epsilon, self.delta)
+
+    def event(self, queries: int, answers: int | None = None, *, unit: Unit = Unit.EXAMPLE) -> Event:
+        """Every query costs, answered or not."""
+        return StableMax(self.epsilon, self.delta).event(queries, answers, unit=unit)
+
+    def answer(
+        self,
+        votes: Votes,
+        *,
+        rng: Source = SYSTEM,
+        account: Account | None = None,
+        budget: Budget | None = None,
+        purpose: str = "pate: labels",
+    ) -> Answers:
+        """The plurality of each query that is stable."""
+        if votes.deal["kind"] not in ("subsampled", "disjoint"):
+            raise InvalidArgument(f"votes of {votes.deal['kind']} teachers: want Subsampled ones; draw them with it")
+        reach = max(1, int(votes.deal["most_parts"]))
+        return _stable_answers(StableMax(self.epsilon, self.delta), votes, reach, rng, account, budget, purpose)
+
+
+@dataclass(frozen=True)
+class SparseVectorMax:
+    """M_svec: the exact plurality of stable queries for free; stops at the `unstable`-th query that is not.
+
+    Guarantee: (epsilon, delta)-DP for up to `queries` queries together.
+    """
+
+    epsilon: float
+    delta: float
+    queries: int
+    unstable: int
+
+    def __post_init__(self) -> None:
+        check.positive("epsilon", self.epsilon)
+        check.open_unit("delta", self.delta)
+        check.whole("queries", self.queries)
+        check.whole("unstable", self.unstable)
+
+    @property
+    def scale(self) -> float:
+        """lambda: the least that composes `unstable` AboveThresholds within (epsilon, delta / 2)."""
+        return _least_scale(self.epsilon, self.delta / 2, self.unstable)
+
+    @property
+    def threshold(self) -> int:
+        """w: the least that queries with d = 0 pass, all `queries` together, with probability at most delta / 2."""
+        return _least_threshold(self.scale, self.delta / 2 / self.queries)
+
+    @property
+    def published(self) -> tuple[float, float]:
+        """lambda and w as [BTT18] states them: sqrt(32 T log(2/delta)) / eps and 2 lambda log(2m/delta)."""
+        scale = math.sqrt(32 * self.unstable * math.log(2 / self.delta)) / self.epsilon
+        return scale, 2 * scale * math.log(2 * self.queries / self.delta)
+
+    def event(self, queries: int, answers: int | None = None, *, unit: Unit = Unit.EXAMPLE) -> Event:
+        """One cost for the whole run, however many of its queries are asked."""
+        del answers
+        if queries > self.queries:
+            raise InvalidArgument(f"{queries} queries: this run was set up for {self.queries}; set it up for more")
+        return _stated(self.epsilon, self.delta, unit)
+
+    def answer(
+        self,
+        votes: Votes,
+        *,
+        rng: Source = SYSTEM,
+        account: Account | None = None,
+        budget: Budget | None = None,
+        purpose: str = "pate: labels",
+    ) -> Answers:
+        """The plurality of each query until too many were unstable."""
+        require_disjoint(votes)
+        event = _marked(self.event(len(votes), unit=votes.unit), rng)
+        if budget is not None and accounting.delta(event, epsilon=budget.epsilon) > budget.delta:
+            raise BudgetExceeded(f"a run of ({self.epsilon}, {self.delta}) does not fit {budget}; nothing was asked")
+        if account is not None:
+            account.charge(event, purpose=purpose, by=type(self).__name__)
+        return self._run(votes, event, rng)
+
+    def _run(self, votes: Votes, event: Event, rng: Source) -> Answers:
+        coarse, fine = (lattice_noise(Shape.LAPLACE, self.scale * factor) for factor in (1, 2))
+        noisy = distances(votes.counts) + fine.sample(len(votes), rng)
+        plurality = votes.counts.argmax(axis=1)
+        labels = np.full(len(votes), ABSTAINED, dtype=np.int64)
+        bar, failures = self.threshold + coarse.draw(rng), 0
+        for query in range(len(votes)):
+            if noisy[query] >= bar:
+                labels[query] = plurality[query]
+                continue
+            failures += 1
+            if failures == self.unstable:
+                return Answers(labels, event, query + 1, f"{failures} queries were unstable, as many as the run allows")
+            bar = self.threshold + coarse.draw(rng)
+        return Answers(labels, event, len(votes))
+
+
+def _stated(epsilon: float, delta: float, unit: Unit) -> Event:
+    return ApproximateDP(epsilon=epsilon, delta=delta, neighbours=Neighbours.REPLACE_ONE, unit=unit)
+
+
+def _marked(event: Event, rng: Source) -> Event:
+    return Reproducible(event) if rng.reproducible else event
+
+
+def _stable_answers(
+    rule: StableMax,
+    votes: Votes,
+    reach: int,
+    rng: Source,
+    account: Account | None,
+    budget: Budget | None,
+    purpose: str,
+) -> Answers:
+    asked, reason = len(votes), ""
+    if budget is not None:
+        asked = _most(
+            lambda number: accounting.delta(rule.event(number), epsilon=budget.epsilon) <= budget.delta, len(votes)
+        )
+        if not asked:
+            raise BudgetExceeded(f"{budget}: not even one query of ({rule.epsilon}, {rule.delta}) fits")
+        reason = "" if asked == len(votes) else f"the budget allows {asked} of {len(votes)} queries"
+    event = _marked(rule.event(asked, unit=votes.unit), rng)
+    if account is not None:
+        account.charge(event, purpose=purpose, by=type(rule).__name__)
+    counts = votes.counts[:asked]
+    noisy = distances(counts, reach=reach) + lattice_noise(Shape.LAPLACE, 1 / rule.epsilon).sample(asked, rng)
+    labels = np.full(len(votes), ABSTAINED, dtype=np.int64)
+    labels[:asked] = np.where(noisy >= rule.threshold, counts.argmax(axis=1), ABSTAINED)
+    return Answers(labels, event, asked, reason)
+
+
+@functools.lru_cache(maxsize=256)
+def _least_scale(epsilon: float, delta: float, times: int) -> float:
+    def family(scale: float) -> Event:
+        return Repeated(PureDP(epsilon=2 / scale), times=times)
+
+    widest = 8 * (math.sqrt(times * math.log(1 / delta)) + times * epsilon) / epsilon + 2 * times
+    return accounting.calibrate(
+        family,
+        Budget(epsilon, delta),
+        over=Search(1 / epsilon, widest, 2 * math.sqrt(times) / epsilon, private_end_is_high=True),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _least_threshold(scale: float, chance: float) -> int:
+    """The least w with Pr[DLap(2 scale) - DLap(scale) >= w] <= chance."""
+    reach = math.ceil(scale * (math.log(1 / chance) + 40))
+    grid = np.arange(-reach, reach + 1)
+    ratio = math.exp(-1 / scale)
+    weights = np.exp(-np.abs(grid) / scale) * (1 - ratio) / (1 + ratio)
+    half = math.exp(-0.5 / scale)
+
+    def passed(bar: int) -> float:
+        over = (bar + grid).astype(float)
+        upper = np.where(
+            over > 0, half ** np.maximum(over, 0) / (1 + half), 1 - half ** (1 - np.minimum(over, 1)) / (1 + half)
+        )
+        return float(np.sum(weights * upper)) * (1 + 1e-9) + 2 * ratio**reach
+
+    low, high = 0, 4 * reach
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if passed(middle) <= chance else (middle, high)
+    return high

@@ -1,0 +1,46 @@
+"""One self-contained HTML page for a run, and one that compares several: no script, no network, no other file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from terrine.errors import MissingExtra
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """The page that a template makes of `values`; every text in them is escaped, pictures are not.
+
+    Raises:
+        MissingExtra: jinja2 is not installed.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError:
+        raise MissingExtra("jinja2", extra="report") from None
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=lambda name: bool(name) and not str(name).endswith(".md"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = lambda share: f"{100 * share:.1f}%"
+    environment.filters["up"] = rounded_up
+    return environment.get_template(template).render(**values)
+
+
+def style_sheet() -> str:
+    """How the pages look."""
+    return (_TEMPLATES / "style.css").read_text(encoding="utf-8")
+
+
+def rounded_up(value: float) -> str:
+    """Four digits, never below the value: a printed epsilon is a bound too."""
+    from decimal import ROUND_CEILING, Context, Decimal
+
+    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(value))
+    return f"{rounded.normalize():f}"

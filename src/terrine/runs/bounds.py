@@ -1,0 +1,87 @@
+"""Bounds of numbers that nobody knows, found privately and billed.
+
+A tenth of epsilon is shared among the columns whose bounds are not confirmed: each pays for a low and a high quantile
+by the exponential mechanism, on a logarithmic grid between -10^9 and 10^9 that does not depend on the rows. The
+quantiles are the 1st and 99th percentile where there are rows enough, otherwise as far inward as the error in ranks
+asks for, so that a bound falls among the values with probability 0.999.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from terrine import mechanisms
+from terrine.errors import InvalidArgument
+from terrine.events import Event, Repeated
+from terrine.rng import SYSTEM, Seeded
+from terrine.tables import Number, Schema
+
+SHARE = 0.1
+_FARTHEST = math.log1p(1e9)
+_POINTS = 2**11
+
+Found = dict[str, tuple[float, float]]
+
+
+def unknown(schema: Schema) -> list[str]:
+    """The columns whose bounds are to be found."""
+    return [name for name, column in schema.columns.items() if isinstance(column, Number) and not column.confirmed]
+
+
+def event(columns: int, epsilon: float) -> Event:
+    """What finding the bounds of so many columns costs."""
+    return Repeated(_quantile(0.5, columns, epsilon).event, times=2 * columns)
+
+
+def find(table: Any, schema: Schema, *, epsilon: float, seed: int | None) -> Found:
+    """Bounds for every unknown column. They cost `event`; a `seed` is for tests."""
+    columns = unknown(schema)
+    source = SYSTEM if seed is None else Seeded(seed)
+    q = _inward(table.num_rows, _quantile(0.01, len(columns), epsilon))
+    found = {}
+    for name in columns:
+        values = [value for value in table.column(name).to_pylist() if isinstance(value, int | float)]
+        steps = np.array([_log(float(value)) for value in values if math.isfinite(value)])
+        low, high = (
+            _power(float(_quantile(share, len(columns), epsilon).release(steps, rng=source).value))
+            for share in (q, 1 - q)
+        )
+        found[name] = (min(low, high), max(low, high) if low != high else low + 1.0)
+    return found
+
+
+def applied(schema: Schema, found: Found) -> Schema:
+    """The schema with these bounds, which were paid for."""
+    if strange := set(unknown(schema)) ^ set(found):
+        raise InvalidArgument(f"the run was begun with other columns to bound ({', '.join(sorted(strange))})")
+    columns = dict(schema.columns)
+    for name, (low, high) in found.items():
+        columns[name] = Number(low, high)
+    return dataclasses.replace(schema, columns=columns)
+
+
+def _inward(rows: int, mechanism: mechanisms.Quantile) -> float:
+    """How far from the ends the quantiles must be, so that noise does not carry a bound far outside."""
+    q = max(0.01, 1.1 * mechanism.error(confidence=0.999) / rows)
+    if q > 0.25:
+        raise InvalidArgument(
+            f"--private-bounds: {rows} rows are too few for this epsilon and this many columns; want confirmed bounds"
+        )
+    return q
+
+
+def _quantile(q: float, columns: int, epsilon: float) -> mechanisms.Quantile:
+    each = SHARE * epsilon / (2 * columns)
+    return mechanisms.Quantile(q=q, lower=-_FARTHEST, upper=_FARTHEST, epsilon=each, points=_POINTS)
+
+
+def _log(value: float) -> float:
+    return math.copysign(math.log1p(abs(value)), value)
+
+
+def _power(step: float) -> float:
+    return math.copysign(math.expm1(abs(step)), step)

@@ -1,0 +1,111 @@
+"""The models by name: fixed features of each example alone, and the module that is trained on them.
+
+Features see one example at a time and nothing that was fitted, so they cost no privacy. Rows are scaled to length 1,
+which bounds a linear model's gradients by sqrt 2 and lets one clipping bound and learning rate serve most data.
+
+    linear            tables, images      softmax regression, from zero
+    mlp               tables, images      one hidden layer of bounded units
+    scatter-linear    images              softmax regression on scattering features [TB21]
+    scatter-cnn       images              a small network on scattering features [TB21]
+    cnn               images              a small network with bounded units [PTS+21]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from terrine import check
+from terrine.sgd import architectures
+
+Shape = tuple[int, ...]
+FOR_TABLES = ("linear", "mlp")
+FOR_IMAGES = ("linear", "mlp", "scatter-linear", "scatter-cnn", "cnn")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model by name, for inputs of `shape`."""
+
+    name: str
+    shape: Shape
+    classes: int
+
+    def __post_init__(self) -> None:
+        known = FOR_TABLES if len(self.shape) == 1 else FOR_IMAGES
+        if self.name not in known:
+            what = "a table" if len(self.shape) == 1 else "images"
+            raise check.refuse("model", self.name, f"one of {', '.join(known)}", f"the data is {what}")
+
+    def features(self, inputs: NDArray[Any], progress: Callable[[int, int], None] | None = None) -> Tensor:
+        """What the module is fed: (examples, ...), each from its example alone."""
+        parts, count = [], len(inputs)
+        for at in range(0, max(count, 1), 1000):
+            parts.append(self._features(torch.from_numpy(np.array(inputs[at : at + 1000]))))
+            if progress is not None:
+                progress(min(at + 1000, count), count)
+        return torch.cat(parts)
+
+    def build(self) -> nn.Module:
+        """The module before training."""
+        match self.name:
+            case "linear" | "scatter-linear":
+                return _from_zero(nn.Linear(self._width, self.classes))
+            case "mlp":
+                hidden = 64 if len(self.shape) == 1 else 256
+                return nn.Sequential(nn.Linear(self._width, hidden), nn.Tanh(), nn.Linear(hidden, self.classes))
+            case "scatter-cnn":
+                return architectures.scatter_cnn(self.shape[0], self.shape[1], self.classes)
+            case _:
+                return _cnn(self.shape, self.classes)
+
+    @property
+    def _scales(self) -> int:
+        return 2 if self.shape[-1] >= 20 else 1
+
+    @property
+    def _width(self) -> int:
+        if self.name != "scatter-linear":
+            return math.prod(self.shape)
+        side = self.shape[-1] // 2**self._scales
+        return int(self.shape[0] * (81 if self._scales == 2 else 9) * side * side)
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        if len(self.shape) == 1:
+            return nn.functional.normalize(inputs.float(), dim=1)
+        images = inputs.float() / 255
+        match self.name:
+            case "linear" | "mlp":
+                return nn.functional.normalize(images.flatten(1) - 0.3, dim=1)
+            case "scatter-linear":
+                waves = architectures.scatter_features(images, scales=self._scales)
+                groups = 27 * self.shape[0] if self._scales == 2 else 9 * self.shape[0]
+                return nn.functional.normalize(nn.functional.group_norm(waves, groups).flatten(1), dim=1)
+            case "scatter-cnn":
+                return architectures.scatter_features(images)
+            case _:
+                return images
+
+
+def _from_zero(layer: nn.Linear) -> nn.Linear:
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _cnn(shape: Shape, classes: int) -> nn.Module:
+    if shape in ((1, 28, 28), (3, 32, 32)):
+        return architectures.tempered_cnn(shape[0], shape[1], classes)
+    side = shape[-1] // 4
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 16, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(32 * side * side, classes),
+    )  # fmt: skip

@@ -1,0 +1,180 @@
+"""A run's report and model card, written from what its folder holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from typing import Any
+
+import numpy as np
+
+from terrine import accounting
+from terrine.audit import Scores, one_run, roc, verdict
+from terrine.audit import folder as audit_files
+from terrine.events import Event
+from terrine.events.codec import from_dict
+from terrine.report import accountants, figures
+from terrine.report.page import render, style_sheet
+from terrine.runs.folder import ASKED, CARD, PRIVACY, REPORT, RESULTS, Folder
+
+_KEYS = {
+    "unit": "protected unit",
+    "neighbours": "neighbours",
+    "sampler": "sampler",
+    "examples": "private examples",
+    "lot": "expected lot",
+    "rate": "sampling rate",
+    "steps": "steps",
+    "noise": "noise multiplier",
+    "clip": "clipping bound",
+    "learning_rate": "learning rate",
+    "teachers": "teachers",
+    "queries": "labels bought",
+    "public_inputs": "public inputs of the student",
+    "generator": "random generator",
+}
+
+
+def write(folder: Folder) -> None:
+    """Write report.html and model_card.md."""
+    privacy, results = folder.read(PRIVACY), folder.read(RESULTS)
+    event = from_dict(privacy["events"]["event"])
+    curve = accounting.profile(event, points=41, smallest_delta=min(privacy["delta"], 1e-9))
+    shared = {"name": results["data"], "privacy": privacy, "words": _words(privacy, curve), **_about(results)}
+    folder.write_text(CARD, render("model_card.md", shared))
+    folder.write_text(REPORT, render("run.html", shared | _shown(folder, privacy, results, event, curve)))
+
+
+def audited(folder: Folder, *, confidence: float = 0.95) -> dict[str, Any] | None:
+    """What the run's audit found; None where there was none. It tells about private rows."""
+    if not folder.has("audit/canaries.npy"):
+        return None
+    held = audit_files.read(folder.path)
+    assert held.canaries is not None
+    evidence = one_run.guess(*held.canaries, confidence=confidence)
+    found = verdict(held.claim, evidence)
+    pairs = folder.read(PRIVACY)["method"] == "PATE"
+    curve = roc(Scores.split(*held.canaries)) if 0 < held.canaries[1].sum() < len(held.canaries[1]) else None
+    return {
+        "rows": len(held.canaries[1]),
+        "what": "pairs of private rows, one row of each," if pairs else "private rows",
+        "lower": found.bound,
+        "confidence": confidence,
+        "verdict": "VIOLATED" if found.violated else "consistent with the claim",
+        "violated": found.violated,
+        "curve": None if curve is None else (curve.false_positive_rate, curve.true_positive_rate),
+    }
+
+
+def command(asked: dict[str, Any]) -> str:
+    """The command that asks for this run."""
+    words = ["terrine", "train", *([asked["table"]] if asked["table"] else [])]
+    for name, value in asked.items():
+        if value is True:
+            words.append(f"--{name.replace('_', '-')}")
+        elif value is not None and value is not False and name != "table" and not (name == "method" and value == "sgd"):
+            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return " ".join(shlex.quote(word) for word in [*words, "--out", "run/"])
+
+
+def _shown(folder: Folder, privacy: Any, results: Any, event: Event, curve: Any) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    shares, curves = accountants.over_training(event, privacy["delta"])
+    whole = privacy.get("steps") or privacy.get("queries") or 1
+    unit = "steps" if "steps" in privacy else "answers"
+    audit, rates = audited(folder), np.linspace(0, 1, 401)
+    bars = _bars(results)
+    return {
+        "style": Markup(style_sheet()),
+        "facts": [(title, _plain(privacy[key])) for key, title in _KEYS.items() if key in privacy],
+        "epsilon_figure": Markup(figures.epsilon_over_training([share * whole for share in shares], curves, unit=unit)),
+        "progress_unit": unit,
+        "trade_figure": Markup(
+            figures.trade_off(
+                rates,
+                curve.true_positive_rate(rates),
+                audit["curve"] if audit else None,
+                epsilon=privacy["epsilon"],
+                delta=privacy["delta"],
+            )
+        ),
+        "audit": audit,
+        "accuracy_figure": Markup(figures.bars(bars)) if bars else None,
+        "accuracy_notes": _notes(results),
+        "hidden": _hidden(privacy),
+        "events": json.dumps(privacy["events"], indent=2),
+        "command": command(folder.read(ASKED)),
+        "reproduce": "The command makes a run of the same plan and cost. Its noise is fresh, as it must be, so the "
+        "model differs; no seed exists that would give this one again."
+        if not privacy["reproducible_noise_for_tests_only"]
+        else "The command with its seed makes the same model again, which is why it is not private.",
+    }
+
+
+def _about(results: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": results["model"],
+        "classes": results["classes"],
+        "parameters": results["parameters"],
+        "accuracy": results["accuracy"],
+        "majority": results["majority"],
+        "measured_on": results["measured_on"],
+        "rows": results.get("rows"),
+        "off_by": results.get("off_by_at_most"),
+    }
+
+
+def _words(privacy: dict[str, Any], curve: accounting.Profile) -> str:
+    odds = math.exp(min(privacy["epsilon"], 700.0))
+    caught = float(curve.true_positive_rate(0.01))
+    return (
+        f"whoever thought it a coin flip that one {privacy['unit']} was in the data can become at most "
+        f"{math.ceil(1000 * odds / (1 + odds)) / 10:.1f}% sure of it by looking at the model, whatever else they know "
+        f"(but for a chance of {privacy['delta']:g}). The best possible attack with 1% false alarms finds at most "
+        f"{math.ceil(1000 * caught) / 10:.1f}% of those who were in."
+    )
+
+
+def _bars(results: dict[str, Any]) -> dict[str, float]:
+    named = {
+        "this model": results["accuracy"],
+        "not private": results.get("non_private"),
+        "commonest class": results["majority"],
+    }
+    return (
+        {name: share for name, share in named.items() if share is not None} if results["accuracy"] is not None else {}
+    )
+
+
+def _notes(results: dict[str, Any]) -> list[str]:
+    notes = []
+    if results.get("non_private") is None:
+        notes.append(
+            "No non-private model is shown beside it: its accuracy would be learned from the private rows and has not "
+            "been paid for."
+        )
+    else:
+        notes.append(
+            "The non-private model was trained on the same rows: a published data set, or it could not be shown."
+        )
+    if results["majority"] is None and results["accuracy"] is not None:
+        notes.append("The share of the commonest class is not shown: it would be one more look at the private rows.")
+    return notes
+
+
+def _hidden(privacy: dict[str, Any]) -> list[str]:
+    if privacy["method"] == "PATE":
+        return [
+            "The teachers' votes and their gaps: private data cast them. terrine pate draws them for the owner.",
+            "The vote-dependent cost: it is data as well. The claim above holds whatever the votes were.",
+        ]
+    return [
+        "How many gradients were clipped, and training losses: they were not released by the plan.",
+        "Lots and noise: they were drawn by the operating system's generator and forgotten.",
+    ]
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

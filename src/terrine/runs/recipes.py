@@ -1,0 +1,76 @@
+"""Defaults for a run, from public numbers only: how many examples, which model, which budget.
+
+They were chosen on published data (digits, Adult, MNIST), never on the data at hand. What decides is how much noise a
+step puts on the mean gradient, r = noise / lot in clipping bounds: large lots make it small, and the more of it there
+is the shorter the steps must be. So lots are a large share of the data, and the learning rate falls with r.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from terrine import accounting
+from terrine.events import Budget, Gaussian
+from terrine.runs.settings import Settings
+
+_AUDITED_MOST = 1000
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How DP-SGD trains."""
+
+    lot: int
+    epochs: float
+    clip: float
+    momentum: float = 0.9
+    average: float = 0.9
+
+
+def recipe(settings: Settings, model: str, examples: int) -> Recipe:
+    """The recipe for so many examples; what the settings say goes first."""
+    usual = max(1, min(examples, max(examples // 2, 256), 8192))
+    lot = usual if settings.lot is None else min(settings.lot, examples)
+    epochs = 40.0 if model in ("linear", "scatter-linear") else 30.0
+    return Recipe(
+        lot=lot,
+        epochs=epochs if settings.epochs is None else settings.epochs,
+        clip=(0.5 if "linear" in model else 1.0) if settings.clip is None else settings.clip,
+    )
+
+
+def learning_rate(model: str, *, noise: float, lot: int, clip: float) -> float:
+    """Steps in proportion to what the noise leaves of a gradient, in clipping bounds."""
+    spread = max(noise / lot, 1e-9)
+    longest = {"linear": 8.0, "scatter-linear": 20.0}.get(model, 2.0)
+    shortest = 0.3
+    return min(max(0.02 / spread, shortest), longest) / clip if "linear" in model else min(0.004 / spread, longest)
+
+
+def delta(settings: Settings, examples: int) -> float:
+    """The settings' delta, or a power of ten below 1 / examples, at most 1e-5."""
+    if settings.delta is not None:
+        return settings.delta
+    return min(1e-5, 10.0 ** -(math.floor(math.log10(examples)) + 1))
+
+
+def audited(settings: Settings, examples: int) -> int:
+    """How many private rows are left to coins."""
+    return min(_AUDITED_MOST, examples // 10) if settings.audit is None else min(settings.audit, examples // 2)
+
+
+def teachers(settings: Settings, examples: int) -> int:
+    """How many teachers: about 40 examples to each, at most 250 of them."""
+    return max(2, min(250, examples // 40)) if settings.teachers is None else settings.teachers
+
+
+def queries(settings: Settings, *, teachers: int, available: int, delta: float) -> int:
+    """How many labels are bought: as many as leave noise of a seventh of the teachers, at least 12.
+
+    q answers of sensitivity sqrt 2 keep the budget of one Gaussian of mean mu where noise = sqrt(2 q) / mu.
+    """
+    if settings.queries is not None:
+        return min(available, settings.queries)
+    mu = 1 / accounting.calibrate(lambda noise: Gaussian(noise=noise), Budget(settings.epsilon, delta))
+    return min(available, max(12, int((teachers / 7 * mu) ** 2 / 2)))

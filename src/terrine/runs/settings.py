@@ -1,0 +1,84 @@
+"""What was asked for: the public choices of a run, as its folder keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from terrine import check
+from terrine.errors import InvalidArgument
+
+SETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "adult")
+METHODS = ("sgd", "pate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A run's public choices. What is None is chosen by `recipes`, from public numbers only.
+
+    Raises:
+        InvalidArgument: a value is out of range, or two contradict each other.
+    """
+
+    epsilon: float
+    data: str | None = None
+    """A named data set; or `table`, the path of a private table with its `label` and `schema`."""
+    table: str | None = None
+    label: str | None = None
+    schema: str | None = None
+    test: str | None = None
+    """A table that needs no protection, to measure accuracy on."""
+    public: str | None = None
+    """PATE on a table: rows that need no protection, without labels, for the student."""
+    delta: float | None = None
+    method: str = "sgd"
+    model: str | None = None
+    lot: int | None = None
+    epochs: float | None = None
+    clip: float | None = None
+    learning_rate: float | None = None
+    teachers: int | None = None
+    queries: int | None = None
+    private_bounds: bool = False
+    """Find the bounds that the schema does not confirm privately, for a tenth of epsilon."""
+    audit: int | None = None
+    """How many private rows a fair coin leaves in or out for the audit; None chooses, 0 is no audit."""
+    test_seed: int | None = None
+    """For tests only: lots, coins and noise from a seed; the event is stamped so."""
+
+    def __post_init__(self) -> None:
+        check.positive("epsilon", self.epsilon, "how much may be learned about one person; 1 to 8 are usual")
+        if self.delta is not None:
+            check.open_unit("delta", self.delta)
+        if (self.data is None) == (self.table is None):
+            raise InvalidArgument("want a private TABLE, or --data with the name of a data set: one of the two")
+        if self.data is not None and self.data not in SETS:
+            raise check.refuse("data", self.data, f"one of {', '.join(SETS)}", "a table is given by its path")
+        if self.table is not None and self.label is None:
+            raise InvalidArgument(f"{self.table}: want --label with the name of the column to predict")
+        if self.private_bounds and (self.table is None or self.method != "sgd"):
+            raise InvalidArgument("--private-bounds: want a table and --method sgd")
+        if self.method not in METHODS:
+            raise check.refuse("method", self.method, f"one of {', '.join(METHODS)}")
+        self._check_optional()
+
+    def _check_optional(self) -> None:
+        for name, at_least in (("lot", 1), ("teachers", 2), ("queries", 1), ("audit", 0)):
+            if getattr(self, name) is not None:
+                check.whole(name, getattr(self, name), at_least=at_least)
+        for name in ("epochs", "clip", "learning_rate"):
+            if getattr(self, name) is not None:
+                check.positive(name, getattr(self, name))
+        of_other = ("lot", "epochs", "clip", "learning_rate") if self.method == "pate" else ("teachers", "queries")
+        if given := [name for name in of_other if getattr(self, name) is not None]:
+            raise InvalidArgument(f"{given[0]}={getattr(self, given[0])}: not for --method {self.method}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+    def differences(self, other: dict[str, Any]) -> list[str]:
+        """The fields in which a kept run differs from these settings."""
+        mine = self.as_dict()
+        return [name for name in mine if mine[name] != other.get(name)]

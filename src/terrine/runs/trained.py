@@ -1,0 +1,107 @@
+"""A finished run's model, read back: `load("run").predict(rows)`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from terrine import tables
+from terrine.errors import InvalidArgument
+from terrine.runs.folder import MODEL, PRIVACY, WEIGHTS, Folder
+from terrine.runs.models import Architecture
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A trained model: inputs in, classes or their probabilities out. Predicting costs no privacy."""
+
+    architecture: Architecture
+    module: nn.Module
+    classes: tuple[str, ...]
+    schema: tables.Schema | None
+    privacy: dict[str, Any]
+
+    @property
+    def epsilon(self) -> float:
+        """The certified epsilon that the model cost."""
+        return float(self.privacy["epsilon"])
+
+    def probabilities(self, inputs: Any) -> NDArray[np.float64]:
+        """(rows, classes), from a `pyarrow.Table` or an array shaped as the training inputs were."""
+        array = self._array(inputs)
+        features = self.architecture.features(array)
+        with torch.no_grad():
+            parts = [self.module(part).double().softmax(dim=1) for part in torch.split(features, 1000)]
+        found: NDArray[np.float64] = torch.cat(parts).numpy()
+        return found
+
+    def predict(self, inputs: Any) -> NDArray[Any]:
+        """The likeliest class of each row, by name."""
+        return np.asarray(np.array(self.classes)[self.probabilities(inputs).argmax(axis=1)])
+
+    def accuracy(self, inputs: Any, labels: NDArray[np.int64]) -> float:
+        """The share of rows whose likeliest class is theirs. Of private rows, this number is not paid for."""
+        return float((self.probabilities(inputs).argmax(axis=1) == labels).mean())
+
+    def _array(self, inputs: Any) -> NDArray[Any]:
+        if hasattr(inputs, "column_names"):
+            if self.schema is None:
+                raise InvalidArgument("a table, but the model was trained on arrays: want inputs of the same kind")
+            return self.schema.encode(inputs)
+        array = np.asarray(inputs)
+        if array.shape[1:] != self.architecture.shape:
+            raise InvalidArgument(f"inputs of shape {array.shape}: want (rows, {_shown(self.architecture.shape)})")
+        return array
+
+
+def save(folder: Folder, architecture: Architecture, module: nn.Module, classes: tuple[str, ...], schema: Any) -> None:
+    """Write the weights and how to build and feed the model."""
+    target, part = folder.path / WEIGHTS, folder.path / f".{WEIGHTS}.part"
+    weights = {name: value.detach().contiguous() for name, value in module.state_dict().items()}
+    try:
+        save_file(weights, str(part))
+        part.replace(target)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise InvalidArgument(
+            f"{target}: could not be written ({error}); make room and give the same command to go on"
+        ) from error
+    record = {
+        "model": architecture.name,
+        "shape": list(architecture.shape),
+        "classes": list(classes),
+        "schema": None if schema is None else schema.as_dict(),
+    }
+    folder.write(MODEL, record)
+
+
+def load(path: str | Path) -> Trained:
+    """The model of a finished run.
+
+    Raises:
+        InvalidArgument: not the folder of a finished run, or a damaged one.
+    """
+    folder = Folder(path)
+    record, privacy = folder.read(MODEL), folder.read(PRIVACY)
+    try:
+        classes = tuple(record["classes"])
+        architecture = Architecture(record["model"], tuple(record["shape"]), len(classes))
+        schema = None if record["schema"] is None else tables.Schema.from_dict(record["schema"], source=str(path))
+        module = architecture.build()
+        module.load_state_dict(load_file(str(folder.path / WEIGHTS)))
+    except (KeyError, TypeError, RuntimeError, OSError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidArgument(f"{path}: the model cannot be read ({reason}); the folder is damaged") from None
+    return Trained(architecture, module.eval(), classes, schema, privacy)
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return ", ".join(str(size) for size in shape)

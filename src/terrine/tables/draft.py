@@ -1,0 +1,57 @@
+"""A first schema, guessed from a table for its owner to correct: every fact in it still wants a confirmation.
+
+The draft itself tells about the rows. It stays with the owner until each fact is confirmed to be known elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from terrine.errors import InvalidArgument
+from terrine.tables.schema import Category, Column, Ignored, Number, Schema, as_text, column_of
+
+_MOST_VALUES = 100
+"""More different texts than this look like names, not like categories."""
+
+
+def draft(table: Any, label: str) -> Schema:
+    """A schema guessed from `table`, all of it unconfirmed.
+
+    Raises:
+        InvalidArgument: no such label, or only one class in it.
+    """
+    classes = sorted({as_text(value) for value in column_of(table, label)} - {""})
+    if len(classes) < 2:
+        raise InvalidArgument(f"label {label!r} has one class, {classes}: want two or more, or nothing can be learned")
+    if len(classes) > _MOST_VALUES:
+        raise InvalidArgument(
+            f"label {label!r} has {len(classes)} values: want a class, at most {_MOST_VALUES} of them"
+        )
+    columns = {name: _column(table.column(name)) for name in table.column_names if name != label}
+    return Schema(label, tuple(classes), columns, classes_confirmed=False)
+
+
+def _column(column: Any) -> Column:
+    import pyarrow
+
+    kind = column.type
+    if pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_decimal(kind):
+        values = [float(value) for value in column.to_pylist() if value is not None and math.isfinite(value)]
+        return _number(values) if values else Ignored(confirmed=False)
+    texts = sorted({as_text(value) for value in column.to_pylist()} - {""})
+    return Category(tuple(texts), confirmed=False) if 0 < len(texts) <= _MOST_VALUES else Ignored(confirmed=False)
+
+
+def _number(values: list[float]) -> Number:
+    low, high = _round(min(values), up=False), _round(max(values), up=True)
+    low = 0.0 if 0 <= low < high / 4 else low
+    return Number(low, high if high > low else low + 1, confirmed=False)
+
+
+def _round(value: float, *, up: bool) -> float:
+    """To one digit, outward: a round bound says less about the row that is largest."""
+    if value == 0:
+        return 0.0
+    unit = 10.0 ** math.floor(math.log10(abs(value)))
+    return float((math.ceil if up else math.floor)(value / unit)) * unit

@@ -1,0 +1,84 @@
+"""The report is a page that a browser draws: looked at in headless Chromium where there is one."""
+
+import shutil
+import struct
+import subprocess
+import zlib
+
+import numpy as np
+import pytest
+
+from terrine import runs
+from terrine.events import Composed, Gaussian, PoissonSampled, Repeated
+from terrine.report.accountants import over_training, so_far
+from terrine.report.page import rounded_up
+from terrine.runs import pages
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page") / "run"
+    finished = runs.train(runs.Settings(epsilon=3.0, data="digits", model="linear", epochs=5), folder)
+    pages.write(finished)
+    return folder / "report.html"
+
+
+def pixels(path):
+    """A PNG's pixels; enough of the format for a screenshot."""
+    content = path.read_bytes()
+    width, height, depth, kind = struct.unpack(">IIBB", content[16:26])
+    assert depth == 8
+    channels = {2: 3, 6: 4}[kind]
+    at, data = 8, b""
+    while at < len(content):
+        (size,) = struct.unpack(">I", content[at : at + 4])
+        if content[at + 4 : at + 8] == b"IDAT":
+            data += content[at + 8 : at + 8 + size]
+        at += 12 + size
+    rows = np.frombuffer(zlib.decompress(data), np.uint8).reshape(height, 1 + width * channels)
+    return rows[:, 1:]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_the_page_is_drawn_without_a_network(report, tmp_path):
+    picture = tmp_path / "page.png"
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-background-networking"]
+    flags += ["--disable-component-update", "--disable-sync", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1000,2600"]
+    subprocess.run([*command, f"--screenshot={picture}", report.as_uri()], check=True, capture_output=True, timeout=120)
+    drawn = pixels(picture)
+    assert len(drawn) == 2600
+    bands = drawn[: 2600 // 10 * 10].reshape(10, -1)
+    assert all(len(np.unique(band)) > 8 for band in bands[:8])  # there is something to see all the way down
+    shown = subprocess.run(
+        [*command, "--dump-dom", report.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "Privacy report: digits" in shown.stdout
+
+
+def test_the_page_says_the_claim_in_numbers_and_words(report):
+    text = report.read_text()
+    assert "epsilon 3 at delta 1e-05" in text
+    assert "coin flip" in text
+    assert "consistent with the claim" in text
+    assert "the published test set, which needs no protection" in text
+
+
+def test_a_partial_run_costs_less_and_what_was_done_once_counts_whole():
+    step = PoissonSampled(Gaussian(noise=2.0), rate=0.1)
+    whole = Composed([Gaussian(noise=20.0), Repeated(step, 100)])
+    assert so_far(whole, 0.25) == Composed([Gaussian(noise=20.0), Repeated(step, 25)])
+    assert so_far(whole, 1.0) == whole
+    shares, curves = over_training(whole, 1e-5, points=4)
+    assert shares == [0.25, 0.5, 0.75, 1.0]
+    assert {"tight", "renyi"} <= set(curves)
+    assert all(values == sorted(values) for values in curves.values())
+    assert all(curves["tight"][-1] <= values[-1] * (1 + 1e-9) for values in curves.values())
+
+
+def test_a_printed_epsilon_is_never_below_the_true_one():
+    for value in (2.9999985, 1.00001, 0.123451, 7.0, 123456.7):
+        assert float(rounded_up(value)) >= value
+    assert rounded_up(2.9999985) == "3"

@@ -1,0 +1,237 @@
+"""The main job end to end: a folder that holds model, claim, report and audit, and that goes on where it stopped."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from terrine import accounting, runs, sgd
+from terrine.events import Budget, from_json
+from terrine.ledger import Ledger
+from terrine.runs import coins, job
+from tests.runs.conftest import SCHEMA, write_table
+
+QUICK = ("--epochs", 4, "--lot", 100)
+
+
+def test_a_table_becomes_a_model_with_its_claim(run, table, tmp_path):
+    out = tmp_path / "run"
+    result = run("train", "people.csv", "--label", "ill", "--epsilon", 8, "--out", out)
+    assert result.exit_code == 0, result.said
+    claim = json.loads((out / "privacy.json").read_text())
+    event = from_json(json.dumps(claim["events"]))
+    assert claim["epsilon"] <= 8
+    assert accounting.delta(event, epsilon=8.0) <= claim["delta"]
+    assert claim["epsilon_certified"]["lower"] <= claim["epsilon_certified"]["upper"] <= 8
+    assert claim["delta"] < 1 / 400
+    assert (claim["unit"], claim["neighbours"]) == ("example", "add-remove")
+    assert claim["reproducible_noise_for_tests_only"] is False
+    assert {"terrine", "python", "torch"} <= set(claim["versions"])
+    results = json.loads((out / "results.json").read_text())
+    assert "paid for" in results["measured_on"]
+    assert "DiscreteLaplace" in json.dumps(claim["events"])  # the accuracy is in the bill
+    assert run("audit", "run", out).exit_code == 0
+
+
+def test_it_learns_and_predicts(run, table, tmp_path):
+    write_table(tmp_path / "test.csv", seed=1)
+    asked = ("train", "people.csv", "--label", "ill", "--epsilon", 8, "--test", "test.csv", "--out", "run", "--json")
+    found = run(*asked).read()
+    assert found["results"]["accuracy"] > found["results"]["majority"] + 0.1
+    (tmp_path / "new.csv").write_text("name,age,city\na,95,south\nb,2,north\nc,,west\n")
+    assert run("predict", "run", "new.csv").output.splitlines()[:3] == ["prediction", "yes", "no"]
+    shares = run("predict", "run", "new.csv", "--probabilities", "--out", "told.csv")
+    assert shares.exit_code == 0
+    assert (tmp_path / "told.csv").read_text().startswith("prediction,no,yes\n")
+    assert runs.load("run").predict(np.zeros((1, 5), np.float32)).shape == (1,)
+
+
+def test_the_ledger_is_charged_once_with_the_claimed_event(run, table, tmp_path):
+    with Ledger.open(f"sqlite:///{tmp_path}/budget.db") as book:
+        book.account("patients", budget=Budget(2.2, 1e-5))
+    asked = ("train", "people.csv", "--label", "ill", "--epsilon", 2, "--out", "run", *QUICK)
+    charge = ("--ledger", f"sqlite:///{tmp_path}/budget.db", "--account", "patients")
+    assert run(*asked, *charge).exit_code == 0
+    again = run(*asked, *charge)
+    assert "nothing was trained or charged" in again.output
+    with Ledger.open(f"sqlite:///{tmp_path}/budget.db") as book:
+        history = list(book.account("patients").history())
+    assert len(history) == 1
+    claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert history[0].event == from_json(json.dumps(claim["events"]))
+    refused = run("train", "people.csv", "--label", "ill", "--epsilon", 2, "--out", "more", *QUICK, *charge)
+    assert refused.exit_code != 0
+    assert not (tmp_path / "more" / "model.safetensors").exists()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_model(run, table, tmp_path, monkeypatch):
+    asked = ("train", "people.csv", "--label", "ill", "--epsilon", 4, "--test-seed", 3, *QUICK)
+    assert run(*asked, "--out", "whole").exit_code == 0
+    steps, original = [], sgd.Trainer._step
+
+    def dying(self, lots, batch):
+        steps.append(1)
+        if len(steps) == 9:
+            raise KeyboardInterrupt
+        original(self, lots, batch)
+
+    monkeypatch.setattr(sgd.Trainer, "_step", dying)
+    with pytest.raises(BaseException):  # noqa: B017, PT011
+        run(*asked, "--out", "cut").read()
+    assert not (tmp_path / "cut" / "privacy.json").exists()
+    monkeypatch.setattr(sgd.Trainer, "_step", original)
+    assert run(*asked, "--out", "cut").exit_code == 0
+    whole, cut = (torch.cat([p.flatten() for p in runs.load(name).module.parameters()]) for name in ("whole", "cut"))
+    assert torch.equal(whole, cut)
+
+
+def test_a_seeded_run_says_everywhere_that_it_is_not_private(run, table, tmp_path):
+    result = run("train", "people.csv", "--label", "ill", "--epsilon", 4, "--test-seed", 3, "--out", "run", *QUICK)
+    assert "NOT private" in result.output
+    assert "Nothing below is a guarantee" in (tmp_path / "run" / "report.html").read_text()
+    assert "NOT PRIVATE" in (tmp_path / "run" / "model_card.md").read_text()
+
+
+def test_rows_left_out_by_their_coin_do_not_move_the_model(table, tmp_path, monkeypatch):
+    """With the same noise, other labels of left-out rows change nothing; other labels of the rest do."""
+    settings = runs.Settings(epsilon=4, table=str(table), label="ill", test_seed=5, epochs=3, lot=100)
+    weights, original = {}, job.gather
+
+    def flipped(which):
+        def gather(asked, found=None):
+            material = original(asked, found)
+            tossed = coins.tossed(tmp_path / "plain" / "owner" / "coins.npz", examples=400, count=40, seed=5)
+            rows = tossed.out if which == "out" else tossed.rows[tossed.heads]
+            material.labels[rows] = 1 - material.labels[rows]
+            return material
+
+        return gather
+
+    for name in ("plain", "out", "in"):
+        if name != "plain":
+            monkeypatch.setattr(job, "gather", flipped(name))
+        runs.train(settings, tmp_path / name)
+        weights[name] = runs.load(tmp_path / name).module.weight.detach()
+    assert torch.equal(weights["plain"], weights["out"])
+    assert not torch.equal(weights["plain"], weights["in"])
+
+
+def test_pate_on_digits_pays_for_its_labels_only(run, tmp_path):
+    asked = ("train", "--data", "digits", "--method", "pate", "--teachers", 12, "--queries", 15, "--epsilon", 8)
+    found = run(*asked, "--out", "run", "--json").read()
+    assert found["method"] == "PATE"
+    assert found["neighbours"] == "replace-one"
+    assert found["epsilon"] <= 8
+    assert found["queries"] == 15
+    assert found["results"]["accuracy"] > 0.25
+    assert run("audit", "run", "run").exit_code == 0
+    assert run("report", "run").exit_code == 0
+
+
+def test_the_report_needs_no_network_and_holds_no_script(run, tmp_path):
+    assert run("train", "--data", "digits", "--model", "linear", "--epsilon", 3, "--out", "run").exit_code == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("<svg") == 3
+    assert not re.search(r"<script|<link|@import|url\((?!#)", page)
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", page))
+    assert all("www.w3.org" in one or "purl.org" in one or "creativecommons" in one for one in addresses)
+    assert "terrine train --epsilon 3 --data digits --model linear --out run/" in page
+    assert "model_card.md" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("people.csv", "--label", "il", "--epsilon", 1), "did you mean 'ill'"),
+        (("people.csv", "--epsilon", 1), "want --label"),
+        (("people.csv", "--label", "ill", "--epsilon", 0), "epsilon=0.0: want > 0"),
+        (("people.csv", "--label", "ill", "--epsilon", 1, "--delta", 2), "0 < delta < 1"),
+        (("people.csv", "--label", "ill", "--epsilon", 1, "--model", "cnn"), "want one of linear, mlp"),
+        (("people.csv", "--label", "ill", "--epsilon", 1, "--method", "magic"), "want one of sgd, pate"),
+        (("people.csv", "--label", "ill", "--epsilon", 1, "--teachers", 5), "not for --method sgd"),
+        (("people.csv", "--label", "ill", "--epsilon", 1, "--method", "pate"), "want --public"),
+        (("people.csv", "--label", "ill", "--epsilon", 1, "--ledger", "x.db"), "want both, or neither"),
+        (("none.csv", "--label", "ill", "--epsilon", 1), "no such file"),
+        (("--data", "mnst", "--epsilon", 1), "want one of digits, mnist"),
+        (("--epsilon", 1), "one of the two"),
+        (("bare.csv", "--label", "ill", "--epsilon", 1), "terrine schema bare.csv --label ill"),
+        (("empty.csv", "--label", "ill", "--epsilon", 1), "the file is empty"),
+    ],
+)
+def test_mistakes_are_one_clear_line_and_leave_no_folder(run, table, tmp_path, words, said):
+    (tmp_path / "empty.csv").write_text("")
+    write_table(tmp_path / "bare.csv")
+    result = run("train", *words, "--out", "run")
+    assert result.exit_code != 0
+    assert said in result.said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_something_else_is_refused(run, table, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("x")
+    asked = ("train", "people.csv", "--label", "ill", "--out")
+    assert "not of a run" in run(*asked, "full", "--epsilon", 1).said
+    assert run(*asked, "run", "--epsilon", 2, *QUICK).exit_code == 0
+    assert "holds another run (epsilon=2.0 there, 3.0 asked for)" in run(*asked, "run", "--epsilon", 3, *QUICK).said
+
+
+def test_an_unconfirmed_schema_is_refused_until_it_is_confirmed(run, tmp_path):
+    write_table(tmp_path / "people.csv")
+    assert run("schema", "people.csv", "--label", "ill", "--yes").exit_code == 0
+    asked = ("train", "people.csv", "--label", "ill", "--epsilon", 4, "--out", "run", *QUICK)
+    assert "drafted from the rows and not confirmed" in run(*asked).said
+    assert "is there already" in run("schema", "people.csv", "--label", "ill").said
+    path = tmp_path / "people.schema.toml"
+    path.write_text(path.read_text().replace("confirmed = false", "confirmed = true"))
+    assert run(*asked).exit_code == 0
+
+
+def test_private_bounds_are_found_billed_and_kept(run, tmp_path):
+    write_table(tmp_path / "people.csv", rows=3000)
+    text = SCHEMA.replace("high = 100", "high = 100\nconfirmed = false")
+    (tmp_path / "people.schema.toml").write_text(text)
+    asked = ("train", "people.csv", "--label", "ill", "--epsilon", 8, "--out", "run", *QUICK, "--private-bounds")
+    assert "not confirmed: age" in run(*asked[:-1]).said
+    assert run(*asked).exit_code == 0
+    claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert "Selection" in json.dumps(claim["events"])
+    assert accounting.delta(from_json(json.dumps(claim["events"])), epsilon=8.0) <= claim["delta"]
+    age = runs.load("run").schema.columns["age"]
+    assert 0 <= age.low < 25
+    assert 70 < age.high <= 100
+    assert "nothing was trained" in run(*asked).output
+    assert runs.load("run").schema.columns["age"] == age
+    write_table(tmp_path / "people.csv", rows=60)
+    assert "too few for this epsilon" in run(*asked[:7], "small", *asked[8:]).said
+
+
+def test_the_schema_command_asks_for_each_fact(run, tmp_path):
+    write_table(tmp_path / "people.csv")
+    told = run("schema", "people.csv", "--label", "ill", stdin="no|yes\ny\n0\n120\nnorth|south\n")
+    assert told.exit_code == 0, told.said
+    text = (tmp_path / "people.schema.toml").read_text()
+    assert "high = 120.0" in text
+    assert "\nconfirmed = false" not in text
+    assert '["north", "south"]' in text
+
+
+def test_a_run_that_finds_no_room_says_so_and_can_go_on(table, tmp_path):
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000));"
+        "sys.argv = ['terrine', 'train', 'people.csv', '--label', 'ill', '--epsilon', '4', '--out', 'run',"
+        " '--epochs', '4', '--lot', '100']; from terrine.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "could not be written" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    again = subprocess.run(
+        [sys.executable, "-c", code.split(";", 2)[2].replace("sys.argv", "import sys; sys.argv")],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
