@@ -31,7 +31,7 @@ def test_noise_is_normal_with_the_asked_deviation():
 
 @pytest.mark.parametrize("wrong", [2.46, 2.54])
 def test_a_wrong_scale_fails(wrong):
-    assert not fits_normal(draw().normal(400_001, deviation=wrong).numpy(), 2.5)
+    assert not fits_normal(draw().normal(1_600_001, deviation=wrong).numpy(), 2.5)
 
 
 def test_moments_and_tails_are_those_of_a_normal():
