@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from terrine import accounting
@@ -326,6 +326,7 @@ anywhere = {
 
 @settings(max_examples=60, deadline=None)
 @given(**anywhere)
+@example(rate=0.9999998627552429, noise=100.0, steps=10, delta=1e-13)
 def test_an_enclosure_everywhere(rate, noise, steps, delta):
     found = accounting.bounds(dpsgd(rate, noise, steps), delta=delta)
     assert 0 <= found.lower <= found.upper < math.inf

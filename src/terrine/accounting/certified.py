@@ -140,6 +140,7 @@ class _Account:
 
     def __init__(self, event: Event) -> None:
         self._pairs: dict[tuple[Event, Cells, bool], Pair] = {}
+        self.tilt = 1.0
         self.mu_squared = 0.0
         self.lattice: Counter[DiscreteGaussian] = Counter()
         self.others: Counter[Event] = Counter()
@@ -174,8 +175,12 @@ class _Account:
     def composition(self, side: Side, width: float, delta: float, forward: bool, tail: float = _TAIL) -> Composition:
         parts = []
         for leaf, times in self.others.items():
-            found = self._pair(leaf, Cells(width, tail * delta / (times * len(self.others))), side)
-            parts.append(Part(found.forward() if forward else found.backward(), times))
+            cells = Cells(width, tail * delta / (times * len(self.others)))
+            found = self._pair(leaf, cells, side)
+            losses = found.forward() if forward else found.backward()
+            if side is upper and not forward:  # the far end of a low tail stands at u = 0, however little it holds
+                losses = losses.trimmed(cells.tail)
+            parts.append(Part(losses, times))
         lattice = sum(times / leaf.noise**2 for leaf, times in self.lattice.items())
         limit = min((2 * leaf.noise**2 * leaf.sensitivity for leaf in self.lattice), default=math.inf)
         return Composition(tuple(parts), self.mu_squared, lattice, limit)
@@ -196,7 +201,7 @@ class _Account:
             coarse = self.composition(side, _COARSE, delta, forward)
             if side is upper and coarse.total_variation <= delta:
                 continue  # delta(0) is small enough
-            if side is upper and best > 0 and _coarse_delta(coarse, best, delta) <= delta:
+            if side is upper and best > 0 and _coarse_delta(coarse, best, delta, self.tilt) <= delta:
                 continue  # even a coarse bound shows that this direction is the cheaper one
             best = max(best, self._epsilon(delta, side, forward))
         return best
@@ -228,6 +233,7 @@ class _Account:
             if close:
                 break
             tilt = saddle_at(scout, guess)
+        self.tilt = tilt
         curve = Inversion(fine, choose(scout, tilt, guess, delta, _PRECISION), is_upper, delta, guess)
         found = _outward(curve, delta, _root(curve, delta, guess, is_upper), is_upper)
         doubt = curve.doubt_at(found)
@@ -240,7 +246,7 @@ class _Account:
         for forward in self.directions:
             if side is upper and best > 0:
                 coarse = self.composition(side, _COARSE, best, forward)
-                if _coarse_delta(coarse, epsilon, best) <= best:
+                if _coarse_delta(coarse, epsilon, best, self.tilt) <= best:
                     continue
             best = max(best, self._delta(epsilon, side, forward, near))
         return best
@@ -270,18 +276,18 @@ class _Account:
             scale = value
         if epsilon >= scout.largest:
             return scout.escaped
+        self.tilt = tilt
         fine = self.composition(side, _FINE, scale, forward)
         settings = choose(scout, tilt, epsilon, scale, _PRECISION)
         value = Inversion(fine, settings, side is upper, scale, epsilon)(epsilon)
         return min(1.0, value) if side is upper else max(0.0, value)
 
 
-def _coarse_delta(coarse: Composition, epsilon: float, scale: float) -> float:
-    """A cheap proven bound on delta at `epsilon`."""
+def _coarse_delta(coarse: Composition, epsilon: float, scale: float, tilt: float) -> float:
+    """A cheap proven bound on delta at `epsilon`, from the tilt that served the other direction."""
     if epsilon >= coarse.largest:
         return coarse.escaped
-    settings = choose(coarse, saddle_at(coarse, epsilon), epsilon, scale, 1e-3)
-    return Inversion(coarse, settings, True, scale, epsilon)(epsilon)
+    return Inversion(coarse, choose(coarse, tilt, epsilon, scale, 1e-3), True, scale, epsilon)(epsilon)
 
 
 def _priced(event: Event) -> Iterator[tuple[Event, int]]:

@@ -47,6 +47,7 @@ _SPARE = 1e-6
 """Share of delta that each neglected piece may take."""
 _TYPICAL_ERROR = 2e-13
 """About what `_Stretch.error` comes to; used only to choose well."""
+_OCTAVES = 2.0 ** np.arange(-12, 1)
 _WORTH_SKIPPING = 50_000
 """Below this many terms of a transform, summing them all is cheaper than proving that some may be skipped."""
 _MOST_BINS = 100_000
@@ -200,7 +201,7 @@ def saddle(composition: Composition, delta: float) -> tuple[float, float]:
         low, high = high, high + 2.0
     while excess(low) < 0 and low > -36:
         low, high = low - 2.0, low
-    root = brentq(excess, low, high, xtol=2e-2) if excess(low) > 0 > excess(high) else high
+    root = brentq(excess, low, high, xtol=5e-2) if excess(low) > 0 > excess(high) else high
     return math.exp(root), estimate(root)[1]
 
 
@@ -228,7 +229,7 @@ def saddle_at(composition: Composition, epsilon: float) -> float:
         low, high = high, high + 2.0
     while slope(low) > 0 and low > -36:
         low, high = low - 2.0, low
-    return math.exp(brentq(slope, low, high, xtol=2e-2)) if slope(low) < 0 < slope(high) else math.exp(high)
+    return math.exp(brentq(slope, low, high, xtol=5e-2)) if slope(low) < 0 < slope(high) else math.exp(high)
 
 
 _RATIOS = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 16.0, 32.0])
@@ -237,7 +238,7 @@ _RATIOS = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 16
 
 def choose(composition: Composition, tilt: float, epsilon: float, delta: float, precision: float) -> Settings:
     """Settings near `tilt` that need the fewest terms for a relative error of about `precision` in epsilon."""
-    tilts = tilt * np.array([1.0, 0.85, 0.7, 0.5, 0.35])
+    tilts = tilt * np.array([1.0, 0.8, 0.6, 0.4])
     orders = np.concatenate([[1.0], _RATIOS])[None, :] * tilts[:, None]
     values = composition.log_moment(orders.ravel()).reshape(orders.shape)
     candidates = [
@@ -452,10 +453,11 @@ class _Stretch:
     def error(self, t: Floats) -> Floats:
         """A bound on the rounding error of `transform`, and of the moment and the atoms that it stands on."""
         terms = _ATOM_ERROR + 4 * _U * (_BLOCK + self.loss.size / _BLOCK + 64)
-        at = np.geomspace(max(float(t[-1]), 1e-300) / 4096, max(float(t[-1]), 1e-300), 13)
+        at = float(t[-1]) * _OCTAVES
         size = np.minimum(2.0, at[:, None] * np.abs(self.loss)) @ self.weight  # bounds E|e^(itL) - 1|, rising with t
         reach = size[np.minimum(np.searchsorted(at, t), at.size - 1)]
-        return 2 * _DROPPED + terms * (3 * reach + self.moved) + 8 * _U * self.mean_size * (self.tilt + t)
+        phases = 8 * _U * self.mean_size * (self.tilt + t)
+        return np.asarray(2 * _DROPPED + terms * (3 * reach + self.moved) + phases, dtype=float)
 
     def log_decay(self, low: float, high: float) -> float:
         """log of a bound on |E e^(itL)| over [low, high].

@@ -53,6 +53,16 @@ class Losses:
         """The largest finite loss."""
         return float(self.loss.max())
 
+    def trimmed(self, tail: float) -> Losses:
+        """The largest losses, up to `tail` of mass, counted as infinite: never better, and rid of remote atoms."""
+        order = np.argsort(-self.loss)
+        gone = order[np.cumsum(self.mass[order]) <= tail]
+        if gone.size == 0:
+            return self
+        kept = np.ones(self.loss.size, dtype=bool)
+        kept[gone] = False
+        return Losses(self.loss[kept], self.mass[kept], self.escaped + float(self.mass[gone].sum()))
+
 
 @dataclass(frozen=True, eq=False)
 class Pair:
