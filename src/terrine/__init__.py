@@ -3,7 +3,7 @@
     from terrine import accounting, events
 
     step = events.PoissonSampled(events.Gaussian(noise=4.0), rate=0.01)
-    accounting.epsilon(events.Repeated(step, times=10_000), delta=1e-5)    # 0.9469
+    accounting.epsilon(events.Repeated(step, times=10_000), delta=1e-5)    # 0.9469...
 
 Sub-packages are imported when first used, so that `import terrine` costs next to nothing.
 """

@@ -55,10 +55,15 @@ class Bounds(NamedTuple):
 _FINE = 0.017
 """Cell width in standard deviations: widens the loss's variance by 5e-5 of itself."""
 _COARSE = 0.15
-_PRECISION = 2e-5
+"""The same for looking around, and for cheap bounds that need not be tight."""
+_PRECISION, _ROUGH = 2e-5, 5e-3
+"""Relative error in epsilon that smoothing may cause, in the answer and while looking around."""
 _TAIL = 1e-5
+"""Share of delta that may escape through the atoms' tails."""
 _STEEP = 150.0
+"""Past this tilt x epsilon a guess from coarse cells lands too far from the answer."""
 _DOUBTFUL = 2e-3
+"""Share of delta lost to rounding past which a shorter tail is tried."""
 
 
 def epsilon(event: Event, *, delta: float) -> float:
@@ -226,7 +231,7 @@ class _Account:
             scout = fine
             tilt, guess = saddle(fine, delta)
         for _ in range(4):
-            pilot = Inversion(scout, choose(scout, tilt, guess, delta, 1e-3), True, delta, guess)
+            pilot = Inversion(scout, choose(scout, tilt, guess, delta, _ROUGH), True, delta, guess)
             better = _root(pilot, delta, guess, True)
             close = abs(better - guess) * tilt < 0.3
             guess = better
