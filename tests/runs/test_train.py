@@ -192,7 +192,7 @@ def test_an_unconfirmed_schema_is_refused_until_it_is_confirmed(run, tmp_path):
 
 
 def test_private_bounds_are_found_billed_and_kept(run, tmp_path):
-    write_table(tmp_path / "people.csv", rows=3000)
+    write_table(tmp_path / "people.csv", rows=20_000)  # so many that the private quantile cannot stray
     text = SCHEMA.replace("high = 100", "high = 100\nconfirmed = false")
     (tmp_path / "people.schema.toml").write_text(text)
     asked = ("train", "people.csv", "--label", "ill", "--epsilon", 8, "--out", "run", *QUICK, "--private-bounds")
