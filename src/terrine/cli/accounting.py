@@ -26,6 +26,7 @@ from terrine.events import (
     settled_neighbours,
     settled_unit,
 )
+from terrine.rounding import down, up
 
 Noise = Annotated[float | None, typer.Option(help="Noise standard deviation over the clipping bound.")]
 Rate = Annotated[float, typer.Option(help="Probability that an example is in a lot.")]
@@ -85,8 +86,8 @@ def epsilon(
         _print_json(record)
         return
     _say(
-        f"[bold]epsilon = {_up(upper)}[/bold] at delta = {delta:g}   "
-        f"({method.value}; the truth is at least {_down(lower)})"
+        f"[bold]epsilon = {up(upper)}[/bold] at delta = {delta:g}   "
+        f"({method.value}; the truth is at least {down(lower)})"
     )
     _say(_meaning(event, upper, delta))
     if record["seeded"]:
@@ -103,7 +104,7 @@ def noise(epsilon: Epsilon, delta: Delta, rate: Rate = 1.0, steps: Steps = "1", 
     _print(
         record,
         as_json,
-        f"[bold]noise = {found:.6g}[/bold] spends epsilon = {_up(spent)} of {budget.epsilon:g} at delta = {delta:g}",
+        f"[bold]noise = {up(found, 7)}[/bold] spends epsilon = {up(spent)} of {budget.epsilon:g} at delta = {delta:g}",
     )
 
 
@@ -123,7 +124,7 @@ def steps(
     _print(
         record,
         as_json,
-        f"[bold]steps = {found:,}[/bold] spend epsilon = {_up(spent)} of {budget.epsilon:g} at delta = {delta:g}",
+        f"[bold]steps = {found:,}[/bold] spend epsilon = {up(spent)} of {budget.epsilon:g} at delta = {delta:g}",
     )
 
 
@@ -200,8 +201,8 @@ def _meaning(event: Event, epsilon: float, delta: float) -> str:
     caught = float(curve.true_positive_rate(0.01))
     return (
         f"For one {unit}: whoever thought it a coin flip that the {unit} was in the data can become at most "
-        f"{100 * posterior:.1f}% sure (but for a chance of {delta:g}). The best possible attack with 1% false alarms "
-        f"finds at most {100 * caught:.1f}% of those who were in."
+        f"{up(100 * posterior, 3)}% sure (but for a chance of {delta:g}). The best possible attack with 1% false "
+        f"alarms finds at most {up(100 * caught, 3)}% of those who were in."
     )
 
 
@@ -218,7 +219,7 @@ def _print_table(at: list[float], curves: dict[str, list[float]]) -> None:
 
     table = Table("epochs", *(str(name) for name in curves), title="epsilon by accountant")
     for i in range(len(at) - 1, -1, -max(1, len(at) // 10)):
-        table.add_row(f"{at[i]:g}", *(_up(values[i]) for values in curves.values()))
+        table.add_row(f"{at[i]:g}", *(up(values[i]) for values in curves.values()))
     Console().print(table)
 
 
@@ -230,19 +231,3 @@ def _say(text: str) -> None:
     from rich.console import Console
 
     Console(soft_wrap=True, highlight=False).print(text)
-
-
-def _up(value: float) -> str:
-    """Five digits, rounded up: a printed epsilon is a bound too."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 4)
-    rounded = math.ceil(value / unit * (1 - 1e-15)) * unit
-    return f"{rounded:.5g}"
-
-
-def _down(value: float) -> str:
-    if value == 0:
-        return "0"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 4)
-    return f"{math.floor(value / unit) * unit:.5g}"

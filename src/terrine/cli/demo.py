@@ -32,7 +32,7 @@ def _print(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from terrine.cli.accounting import _up
+    from terrine.rounding import up
 
     table = Table(title="digits: 1,200 private examples, delta 1e-05; the attacks prove that epsilon is at least ...")
     table.add_column("model", no_wrap=True)
@@ -42,7 +42,7 @@ def _print(rows: list[Row]) -> None:
     for row in rows:
         table.add_row(
             row.name,
-            "none" if row.epsilon is None else _up(row.epsilon),
+            "none" if row.epsilon is None else up(row.epsilon),
             f"{100 * row.accuracy:.1f}%",
             f"{row.area:.3f}",
             f"{row.model_audit:.2f}",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terrine.errors import InvalidArgument
+from terrine.rounding import up
 
 if TYPE_CHECKING:
     from terrine.runs import Folder
@@ -171,7 +172,7 @@ def _summarise(folder: Folder, finished: bool, as_json: bool) -> None:
     if finished:
         console.print(f"{folder.path} holds this run, finished: nothing was trained or charged.")
     console.print(
-        f"[bold]epsilon {_up(privacy['epsilon'])}[/bold] at delta {privacy['delta']:g}, certified, "
+        f"[bold]epsilon {up(privacy['epsilon'])}[/bold] at delta {privacy['delta']:g}, certified, "
         f"for one {privacy['unit']} ({privacy['neighbours']}), by {privacy['method']}"
     )
     if results["accuracy"] is not None:
@@ -181,12 +182,6 @@ def _summarise(folder: Folder, finished: bool, as_json: bool) -> None:
     if privacy["reproducible_noise_for_tests_only"]:
         console.print("[bold red]the noise came from a seed: for tests only, NOT private[/]")
     console.print(f"report: {folder.path / 'report.html'}    audit: terrine audit run {folder.path}")
-
-
-def _up(value: float) -> str:
-    from terrine.cli.accounting import _up as up
-
-    return up(value)
 
 
 @contextlib.contextmanager

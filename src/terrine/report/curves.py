@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from terrine.errors import MissingExtra
+from terrine.rounding import up
 
 
 def draw_accountants(at: Sequence[float], curves: Mapping[str, Sequence[float]], *, title: str, to: Path) -> None:
@@ -25,7 +26,7 @@ def draw_accountants(at: Sequence[float], curves: Mapping[str, Sequence[float]],
         axes.plot(
             at,
             values,
-            label=f"{name}: {values[-1]:.3g}",
+            label=f"{name}: {up(values[-1], 3)}",
             linewidth=2.6 if name == "tight" else 1.6,
             linestyle="-" if proven else ":",
         )

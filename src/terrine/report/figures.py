@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine.errors import MissingExtra
+from terrine.rounding import up
 
 Floats = NDArray[np.float64]
 INK, RED, BLUE, GREY = "#22313f", "#b0413e", "#2f6690", "#8d99a6"
@@ -39,7 +40,7 @@ def trade_off(
         most,
         color=RED,
         linewidth=2.2,
-        label=f"certified limit (epsilon {epsilon:.3g} at {delta:g})",
+        label=f"certified limit (epsilon {up(epsilon, 3)} at {delta:g})",
     )
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="guessing")
     if attack is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from terrine.errors import MissingExtra
+from terrine.rounding import up
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -40,7 +41,4 @@ def style_sheet() -> str:
 
 def rounded_up(value: float) -> str:
     """Four digits, never below the value: a printed epsilon is a bound too."""
-    from decimal import ROUND_CEILING, Context, Decimal
-
-    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(value))
-    return f"{rounded.normalize():f}"
+    return up(value, 4)

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from terrine import accounting
 from terrine.events import Budget
+from terrine.rounding import up
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import clipped_sum
@@ -202,7 +203,7 @@ def _running_epsilon(plan: Plan, steps: int, looks: int = 20) -> Callable[[int],
     def spent(taken: int) -> str:
         milestone = min(-(-taken * looks // steps) * steps // looks + 1, steps)
         if milestone not in found:
-            found[milestone] = f"epsilon <= {plan.epsilon_after(milestone):.3g}" if plan.private else "NOT private"
+            found[milestone] = f"epsilon <= {up(plan.epsilon_after(milestone), 3)}" if plan.private else "NOT private"
         return found[milestone]
 
     return spent
