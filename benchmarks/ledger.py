@@ -29,7 +29,7 @@ import postgres
 from terrine.errors import BudgetExceeded
 from terrine.events import Budget, Gaussian, PureDP, to_json
 from terrine.ledger import Ledger
-from terrine.ledger.records import ChargeRow, hashed, write_cost
+from terrine.ledger.records import chained, write_cost
 
 PROCESSES = multiprocessing.get_context("fork")
 
@@ -234,7 +234,7 @@ def _fill(ledger: Ledger, name: str, event: PureDP, rows: int) -> None:
             accepted = balance.accept(event)
             assert accepted is not None
             cost, balance = accepted
-            row = ChargeRow(
+            row = chained(
                 account=account._row.account,
                 sequence=sequence,
                 at=at,
@@ -247,7 +247,6 @@ def _fill(ledger: Ledger, name: str, event: PureDP, rows: int) -> None:
                 sealed="",
                 previous=head[1],
             )
-            row = hashed(row)
             store.append(connection, row)
             head = (row.sequence, row.hash)
 

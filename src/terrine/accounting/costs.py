@@ -57,9 +57,9 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(
             epsilon=_sum(self.epsilon, other.epsilon),
-            delta=_up(self.delta + other.delta),
+            delta=_up(self.delta + other.delta) if other.delta else self.delta,
             mu_squared=_sum(self.mu_squared, other.mu_squared),
-            renyi=tuple(_add_up(one, two) for one, two in zip(self.renyi, other.renyi, strict=True)),
+            renyi=tuple([_add_up(one, two) for one, two in zip(self.renyi, other.renyi, strict=True)]),
             events=self.events + other.events,
             planned=self.planned or other.planned,
         )

@@ -32,13 +32,13 @@ class Balance:
     def accept(self, event: Event, partition: str = WHOLE) -> tuple[Cost, Balance] | None:
         """The cost of `event` and the balance after it, or None where it does not fit everywhere it touches."""
         after = [filters.accept(self.terms, one, event) for one in self.touched(partition)]
-        if any(one is None for one in after):
+        if None in after:
             return None
         cost = price(event, self.terms.orders)
-        if not self.partitions and after[0] is not None:  # one stream only: its sum is known already
-            return replace(cost, planned=after[0].planned), replace(self, streams={WHOLE: after[0]})
         if any(one is not None and one.planned for one in after):
             cost = replace(cost, planned=True)
+        if not self.partitions and after[0] is not None:  # one stream only: its sum is known already
+            return cost, Balance(self.terms, self.partitions, {WHOLE: after[0]})
         return cost, self.plus(cost, partition)
 
     def plus(self, cost: Cost, partition: str) -> Balance:

@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from terrine import check
 from terrine.accounting import epsilon as certified_epsilon
+from terrine.accounting.costs import price
 from terrine.accounting.filters import Quote, Remaining, Split, Terms
 from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable, UnsupportedEvent
 from terrine.events import (
@@ -42,7 +43,7 @@ from terrine.events import (
 )
 from terrine.ledger import sealing, transfer, verification
 from terrine.ledger.balance import WHOLE, Balance, summed
-from terrine.ledger.records import AccountRow, ChargeRow, digest, hashed, read_cost, read_terms, write_cost, write_terms
+from terrine.ledger.records import AccountRow, ChargeRow, chained, digest, read_cost, read_terms, write_cost, write_terms
 from terrine.ledger.store import Store
 
 _LONGEST = 10_000
@@ -218,7 +219,6 @@ class Account:
         """
         self._must_protect(event)
         purpose, by = _text("purpose", purpose), _text("by", by)
-        written = _written(event)
         store = self._ledger._store
         with store.transaction() as connection:
             head = store.lock_head(connection, self._row.account)
@@ -228,20 +228,18 @@ class Account:
                 raise balance.refusal(event, partition)
             cost, after = accepted
             sequence = head[0] + 1
-            row = hashed(
-                ChargeRow(
-                    account=self._row.account,
-                    sequence=sequence,
-                    at=self._time(at),
-                    event=written,
-                    purpose=purpose,
-                    by=by,
-                    partition=partition,
-                    cost=write_cost(cost),
-                    state=write_cost(after.own(partition)),
-                    sealed="" if sealed is None else self._seal(sealed, sequence),
-                    previous=head[1],
-                )
+            row = chained(
+                account=self._row.account,
+                sequence=sequence,
+                at=self._time(at),
+                event=_written(event),
+                purpose=purpose,
+                by=by,
+                partition=partition,
+                cost=_written_cost(event, self.terms.orders, cost.planned),
+                state=write_cost(after.own(partition)),
+                sealed="" if sealed is None else self._seal(sealed, sequence),
+                previous=head[1],
             )
             store.append(connection, row)
         self._last = ((row.sequence, row.hash), row.at, after)
@@ -379,12 +377,12 @@ class Account:
         return f"{self._row.account}/{sequence}"
 
     def _must_protect(self, event: Event) -> None:
-        kind = type(event).__name__
-        if (found := settled_neighbours(event)) is not self.neighbours:
+        kind, (found, unit) = type(event).__name__, _protected(event)
+        if found is not self.neighbours:
             raise InvalidArgument(
                 f"{kind}: stated under {found.value} neighbours; account {self.name!r} wants {self.neighbours.value}"
             )
-        if (unit := settled_unit(event)) is not self.unit:
+        if unit is not self.unit:
             raise InvalidArgument(
                 f"{kind}: protects one {unit.value}; account {self.name!r} wants one {self.unit.value}"
             )
@@ -464,6 +462,16 @@ _event = functools.lru_cache(maxsize=4096)(from_json)
 _written = functools.lru_cache(maxsize=4096)(to_json)
 
 
+@functools.lru_cache(maxsize=4096)
+def _written_cost(event: Event, orders: tuple[float, ...], planned: bool) -> str:
+    return write_cost(dataclasses.replace(price(event, orders), planned=planned))
+
+
+@functools.lru_cache(maxsize=4096)
+def _protected(event: Event) -> tuple[Neighbours, Unit]:
+    return settled_neighbours(event), settled_unit(event)
+
+
 def _moment(microseconds: int) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(microseconds / 1e6, tz=datetime.UTC)
 
@@ -476,6 +484,10 @@ def _text(name: str, value: Any, at_least: int = 0) -> str:
     wanted = f"text of {at_least} to {_LONGEST} printable characters"
     if not isinstance(value, str) or not at_least <= len(value) <= _LONGEST:
         raise check.refuse(name, value, wanted)
-    if any(character < " " or "\ud800" <= character <= "\udfff" for character in value if character not in "\n\t"):
+    if not value.isprintable() and any(_strange(character) for character in value):
         raise check.refuse(name, value, wanted)
     return value
+
+
+def _strange(character: str) -> bool:
+    return character not in "\n\t" and (character < " " or "\ud800" <= character <= "\udfff")

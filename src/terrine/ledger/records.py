@@ -14,6 +14,7 @@ import json
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from terrine.accounting.costs import Cost
@@ -56,25 +57,22 @@ class ChargeRow:
 
 def digest(row: AccountRow | ChargeRow) -> str:
     """The hash of every field but the hash itself."""
-    fields = [getattr(row, name) for name in _NAMES[type(row)]]
-    return hashlib.sha256(json.dumps([type(row).__name__, *fields]).encode()).hexdigest()
+    return _digest(type(row), [getattr(row, name) for name in _NAMES[type(row)]])
 
 
-def hashed(row: ChargeRow) -> ChargeRow:
-    """`row` with its hash filled in."""
-    return dataclasses.replace(row, hash=digest(row))
+def chained(**fields: Any) -> ChargeRow:
+    """A charge with its hash, which covers every field."""
+    return ChargeRow(**fields, hash=_digest(ChargeRow, [fields[name] for name in _NAMES[ChargeRow]]))
 
 
 def write_cost(cost: Cost) -> str:
-    """`cost` as text, bit for bit."""
-    record: dict[str, Any] = {
-        "epsilon": None if cost.epsilon is None else str(cost.epsilon),
-        "delta": str(cost.delta),
-        "mu_squared": None if cost.mu_squared is None else str(cost.mu_squared),
-        "renyi": [None if math.isinf(one) else one for one in cost.renyi],
-        "events": cost.events,
-    }
-    return json.dumps(record | ({"planned": True} if cost.planned else {}), allow_nan=False)
+    """`cost` as JSON, bit for bit; a divergence without a bound is null."""
+    epsilon, mu_squared = ("null" if one is None else f'"{one}"' for one in (cost.epsilon, cost.mu_squared))
+    renyi = ", ".join([float.__repr__(one) if one < math.inf else "null" for one in cost.renyi])
+    return (
+        f'{{"epsilon": {epsilon}, "delta": "{cost.delta}", "mu_squared": {mu_squared}, "renyi": [{renyi}], '
+        f'"events": {cost.events}{_PLANNED if cost.planned else ""}}}'
+    )
 
 
 def read_cost(text: str) -> Cost:
@@ -120,6 +118,15 @@ def read_terms(text: str) -> Terms:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise LedgerDamaged(f"terms={text[:60]!r}: not terms that Terrine wrote ({error})") from None
     return terms
+
+
+_PLANNED = ', "planned": true'
+
+
+def _digest(kind: type, fields: list[Any]) -> str:
+    # The text of json.dumps([name, *fields]); joined here because this is on the path of every charge.
+    encoded = [encode_basestring_ascii(one) if type(one) is str else json.dumps(one) for one in fields]
+    return hashlib.sha256(f'["{kind.__name__}", {", ".join(encoded)}]'.encode()).hexdigest()
 
 
 _NAMES = {

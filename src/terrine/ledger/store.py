@@ -3,14 +3,17 @@
 SQLite: write-ahead log with synchronous=FULL, so that a commit is on disk before it returns, and BEGIN IMMEDIATE, so
 that what was read cannot change before it is written. PostgreSQL: the account's head row is locked for the transaction,
 and synchronous_commit is on. Both run the same statements.
+
+A charge must not cost much more than the commit it ends in, so connections stay open between transactions, begin and
+commit are said to the driver, and the statements of a charge are compiled once and run by the driver too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
-import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.pool import NullPool, QueuePool
+from sqlalchemy.pool import NullPool
 
 from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable, MissingExtra
 from terrine.ledger import schema
@@ -40,6 +43,13 @@ KINDS = ("sqlite", "postgresql")
 
 _NOTHING = "nothing was charged, nothing was released"
 _MIGRATION_LOCK = 0x7465_7272_696E_65  # "terrine"
+_BEGIN = {
+    ("sqlite", True): "BEGIN IMMEDIATE",
+    ("sqlite", False): "BEGIN",
+    ("postgresql", True): "BEGIN",
+    ("postgresql", False): "BEGIN ISOLATION LEVEL REPEATABLE READ",  # all that is read is of one moment, as in SQLite
+}
+_INHERITED: list[Connection] = []  # connections of a parent process: neither used nor closed here, so kept for ever
 
 _HEAD = select(schema.HEADS.c.sequence, schema.HEADS.c.hash).where(schema.HEADS.c.account == bindparam("key"))
 _LOCKED_HEAD = _HEAD.with_for_update()
@@ -71,9 +81,12 @@ class Store:
     def __init__(self, url: str | os.PathLike[str], *, create: bool, timeout: float) -> None:
         self.url = _url(url)
         self._timeout = timeout
-        self._engine = self._connect_to(self.url, pooled=True)
+        self._engine = self._connect_to(self.url)
+        self.dialect = self._engine.dialect.name
+        """The kind of database: sqlite or postgresql."""
         self._process = os.getpid()
-        self._compiled: dict[Any, tuple[str, list[str]]] = {}
+        self._idle: list[Connection] = []
+        self._compiled: dict[Any, tuple[str, list[str] | None]] = {}
         if self._file is not None:
             self._find_or_create(self._file, create)
         with self.transaction(write=False) as connection:
@@ -89,30 +102,34 @@ class Store:
     def __str__(self) -> str:
         return self._file.name if self._file is not None else self.url.render_as_string(hide_password=True)
 
-    @property
-    def dialect(self) -> str:
-        """The kind of database: sqlite or postgresql."""
-        return self._engine.dialect.name
-
     def close(self) -> None:
         """Let go of every connection."""
-        self._engine.dispose()
+        while self._idle:
+            self._idle.pop().close()
 
     @contextlib.contextmanager
     def transaction(self, *, write: bool = True) -> Iterator[Connection]:
         """One transaction: committed and on disk when the block ends, undone when it raises."""
-        if os.getpid() != self._process:  # a fork must not use its parent's connections
-            self._engine.dispose(close=False)
-            self._process = os.getpid()
+        connection = None
         try:
-            with self._engine.connect() as connection:
-                connection = connection.execution_options(terrine_write=write)
-                if not write and self.dialect == "postgresql":  # all that is read is of one moment, as it is in SQLite
-                    connection = connection.execution_options(isolation_level="REPEATABLE READ")
-                with connection.begin():
-                    yield connection
-        except (exc.DBAPIError, sqlite3.Error) as error:
+            connection = self._take()
+            driver: Any = connection.connection.driver_connection
+            driver.execute(_BEGIN[self.dialect, write])
+            yield connection
+            driver.execute("COMMIT")
+        except self._errors as error:
+            self.close()  # what failed once is not trusted again; a closed connection undoes what it had begun
+            if connection is not None:
+                connection.invalidate()
             raise self._explained(error) from error
+        except BaseException:
+            if connection is not None:
+                connection.connection.rollback()
+                self._idle.append(connection)
+            raise
+        if connection.in_transaction():  # SQLAlchemy's view of it, which the driver has ended
+            connection.rollback()
+        self._idle.append(connection)
 
     def lock_head(self, connection: Connection, account: str) -> tuple[int, str]:
         """The last sequence number and hash of `account`, which nobody else can move before this transaction ends."""
@@ -184,13 +201,15 @@ class Store:
     def _create(self, file: Path) -> None:
         # Built aside and linked into place, so that no other process ever sees a ledger that is half made.
         draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-        engine = self._connect_to(self.url.set(database=str(draft)), pooled=False)
+        engine = self._connect_to(self.url.set(database=str(draft)))
         try:
-            with engine.begin() as connection:
+            with engine.connect() as connection:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
                 schema.migrate(connection)
+                connection.exec_driver_sql("COMMIT")
             with contextlib.suppress(FileExistsError):
                 os.link(draft, file)
-        except (exc.DBAPIError, sqlite3.Error) as error:
+        except self._errors as error:
             raise self._explained(error) from error
         except OSError as error:
             raise LedgerUnavailable(f"{file}: {error.strerror}; {_NOTHING}") from error
@@ -199,29 +218,44 @@ class Store:
             for tail in ("", "-wal", "-shm"):
                 draft.with_name(draft.name + tail).unlink(missing_ok=True)
 
-    def _connect_to(self, url: URL, *, pooled: bool) -> Engine:
+    def _connect_to(self, url: URL) -> Engine:
         sqlite = url.get_backend_name() == "sqlite"
         arguments: dict[str, Any] = (
-            {"timeout": self._timeout} if sqlite else {"connect_timeout": int(self._timeout) or 1}
+            {"timeout": self._timeout, "check_same_thread": False}
+            if sqlite
+            else {"connect_timeout": int(self._timeout) or 1}
         )
         try:
-            engine = create_engine(url, poolclass=QueuePool if pooled else NullPool, connect_args=arguments)
+            # Transactions are begun and committed above, not by SQLAlchemy: to it, every statement stands alone.
+            engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=arguments)
         except (ImportError, exc.NoSuchModuleError):
             raise MissingExtra(url.get_driver_name(), extra="postgres") from None
         event.listen(engine, "connect", _prepare_sqlite if sqlite else self._prepare_postgresql)
-        if sqlite:
-            event.listen(engine, "begin", _begin_sqlite)
         return engine
 
+    def _take(self) -> Connection:
+        """A connection that nobody else uses: one that is idle, or a new one."""
+        if os.getpid() != self._process:  # a fork must neither use its parent's connections nor close them
+            _INHERITED.extend(self._idle)
+            self._idle, self._process = [], os.getpid()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._engine.connect()
+
+    @functools.cached_property
+    def _errors(self) -> tuple[type[Exception], ...]:
+        dbapi: Any = self._engine.dialect.dbapi
+        return exc.DBAPIError, dbapi.Error
+
     def _run(self, connection: Connection, statement: Any, values: dict[str, Any]) -> Any:
-        """Execute one of the statements of a charge; on SQLite by its compiled text, at a third of the cost."""
-        if self.dialect != "sqlite":
-            return connection.execute(statement, values)
+        """Execute one of the statements of a charge by its compiled text: what the driver does not need is done once."""
         if (known := self._compiled.get(statement)) is None:
             compiled = statement.compile(dialect=self._engine.dialect)
             known = self._compiled[statement] = (str(compiled), compiled.positiontup)
+        sql, names = known
         driver: Any = connection.connection.driver_connection
-        return driver.execute(known[0], [values[name] for name in known[1]])
+        return driver.execute(sql, values if names is None else [values[name] for name in names])
 
     def _prepare_postgresql(self, connection: Any, _record: Any) -> None:
         with connection.cursor() as cursor:
@@ -229,7 +263,7 @@ class Store:
             cursor.execute(f"SET lock_timeout = {int(self._timeout * 1000)}")
         connection.commit()
 
-    def _explained(self, error: exc.DBAPIError | sqlite3.Error) -> Exception:
+    def _explained(self, error: Exception) -> Exception:
         said = " ".join(str(error.orig if isinstance(error, exc.DBAPIError) else error).split())
         for sign, (kind, reason) in _REASONS.items():
             if sign in said.lower():
@@ -288,13 +322,7 @@ def _must_be_whole(file: Path) -> None:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # transactions are begun below, not by the driver
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
 
-
-def _begin_sqlite(connection: Connection) -> None:
-    write = connection.get_execution_options().get("terrine_write", True)
-    driver: Any = connection.connection.driver_connection
-    driver.execute("BEGIN IMMEDIATE" if write else "BEGIN")
