@@ -12,6 +12,7 @@ import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf, nextafter
 
 import numpy as np
 from scipy.special import ndtri
@@ -55,13 +56,17 @@ class Cost:
     planned: bool = False
 
     def __add__(self, other: Cost) -> Cost:
+        renyi = [
+            nextafter(one + two, inf) if one and two else one + two
+            for one, two in zip(self.renyi, other.renyi, strict=True)
+        ]
         return Cost(
-            epsilon=_sum(self.epsilon, other.epsilon),
-            delta=_up(self.delta + other.delta) if other.delta else self.delta,
-            mu_squared=_sum(self.mu_squared, other.mu_squared),
-            renyi=tuple([_add_up(one, two) for one, two in zip(self.renyi, other.renyi, strict=True)]),
-            events=self.events + other.events,
-            planned=self.planned or other.planned,
+            None if self.epsilon is None or other.epsilon is None else _up(self.epsilon + other.epsilon),
+            _up(self.delta + other.delta) if other.delta else self.delta,
+            None if self.mu_squared is None or other.mu_squared is None else _up(self.mu_squared + other.mu_squared),
+            tuple(renyi),
+            self.events + other.events,
+            self.planned or other.planned,
         )
 
     def times(self, count: int) -> Cost:
@@ -164,14 +169,6 @@ def _up(value: Fraction) -> Fraction:
         return value
     scale = 1 << _DENOMINATOR_BITS // 2
     return Fraction(-(-value.numerator * scale // value.denominator), scale)
-
-
-def _sum(one: Fraction | None, two: Fraction | None) -> Fraction | None:
-    return None if one is None or two is None else _up(one + two)
-
-
-def _add_up(one: float, two: float) -> float:
-    return math.nextafter(one + two, math.inf) if one and two else one + two
 
 
 def shown(value: Fraction) -> float:

@@ -128,12 +128,12 @@ class Terms:
 
     def hold(self, spent: Cost) -> bool:
         """Whether at least one rule still holds: `used(spent)` is at most 1."""
-        if spent.planned or spent.delta > self._failures:
+        if spent.planned or (spent.delta and spent.delta > self._failures):
             return spent.planned
-        return (
-            (spent.epsilon is not None and spent.epsilon <= self._epsilon)
+        return (  # the cheapest look first: any one of them will do
+            spent.renyi[0] <= self.renyi
+            or (spent.epsilon is not None and spent.epsilon <= self._epsilon)
             or (spent.mu_squared is not None and spent.mu_squared <= self._mu_squared)
-            or spent.renyi[0] <= self.renyi
         )
 
     def check(self) -> None:
