@@ -28,11 +28,14 @@ from terrine.events import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    NegativeBinomialCount,
     Neighbours,
     NonPrivate,
+    PoissonCount,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    RandomStopping,
     Repeated,
     Reproducible,
     Selection,
@@ -333,6 +336,8 @@ ALL_KINDS = [
     FixedSizeSampled(PureDP(epsilon=0.5), size=10, population=100),
     ShuffledEpoch(Gaussian(noise=2.0), steps=5),
     Reproducible(Laplace(noise=2.0)),
+    RandomStopping(PureDP(epsilon=0.5), NegativeBinomialCount(shape=0.0, gamma=0.1)),
+    RandomStopping(Gaussian(noise=2.0), PoissonCount(mean=4.0)),
 ]
 
 

@@ -20,10 +20,12 @@ from terrine.events import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    NegativeBinomialCount,
     Neighbours,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    RandomStopping,
     Selection,
     leaves,
 )
@@ -157,5 +159,7 @@ def _guarantee(leaf: Event, share: float | None) -> ApproximateDP:
         case FixedSizeSampled(event=inner, rate=rate):
             inside = _guarantee(inner, None if share is None else min(share / rate, 0.5))
             return ApproximateDP(epsilon=poisson(inside.epsilon, rate=rate), delta=rate * inside.delta)
+        case RandomStopping(event=inner, count=NegativeBinomialCount(shape=shape)):
+            return ApproximateDP(epsilon=(2 + shape) * pure(inner) * (1 + 1e-13), delta=0.0)  # [PS22] Corollary 3
         case _:
             raise UnsupportedEvent(leaf, by="composition")

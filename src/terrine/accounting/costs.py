@@ -27,10 +27,12 @@ from terrine.events import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    NegativeBinomialCount,
     Neighbours,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    RandomStopping,
     Repeated,
     Reproducible,
     Selection,
@@ -125,6 +127,11 @@ def _pure(event: Event) -> tuple[Fraction, Fraction] | None:
             return written(epsilon), written(delta)
         case RandomizedResponse(epsilon=epsilon) | PureDP(epsilon=epsilon) | Selection(epsilon=epsilon):
             return written(epsilon), Fraction(0)
+        case RandomStopping(event=once_more, count=NegativeBinomialCount(shape=shape)):
+            once = price(once_more, (2.0,))
+            if once.epsilon is None or once.delta:
+                return None
+            return _up((2 + Fraction(shape)) * once.epsilon), Fraction(0)  # [PS22] Corollary 3
         case PoissonSampled(neighbours=Neighbours.ADD_REMOVE) | FixedSizeSampled():
             inner = price(event.event, (2.0,))
             if inner.epsilon is None or float_up(inner.epsilon) > 700:

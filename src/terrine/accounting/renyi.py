@@ -10,6 +10,7 @@ unsampled Gaussian, D_a = 1/(a-1) log E_Q[(1 - q + q u)^a], for fractional order
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from terrine import check
+from terrine.accounting import composition
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
     ApproximateDP,
@@ -28,10 +30,13 @@ from terrine.events import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    NegativeBinomialCount,
     Neighbours,
+    PoissonCount,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    RandomStopping,
     Repeated,
     Reproducible,
     Selection,
@@ -70,10 +75,7 @@ def delta(event: Event, *, epsilon: float, orders: Sequence[float] | Floats | No
     epsilon = check.not_negative("epsilon", epsilon)
     at = ORDERS if orders is None else np.asarray(orders, dtype=float)
     values = curve(event, at)
-    if not values.any():
-        return 0.0
-    exponent = (at - 1) * (values - epsilon) + (at - 1) * np.log1p(-1 / at) - np.log(at)
-    return min(1.0, math.exp(min(0.0, float(np.min(exponent)) + _ROUNDING)))
+    return _delta(at, values, epsilon)
 
 
 def mironov(orders: Floats, values: Floats, delta: float) -> Floats:
@@ -111,12 +113,23 @@ def curve(event: Event, orders: Floats) -> Floats:
             return curve(inner, orders)
         case FixedSizeSampled(event=inner):
             return curve(inner, orders)  # no amplification claimed by this accountant
+        case RandomStopping(event=inner, count=NegativeBinomialCount() as count):
+            return _best_of_negative_binomial(inner, count, orders)
+        case RandomStopping(event=inner, count=PoissonCount(mean=mean)):
+            return _best_of_poisson(inner, mean, orders)
         case Repeated(event=inner, times=times):
             return times * curve(inner, orders)  # [Mir17] Proposition 1
         case Composed(parts=parts):
             return sum((curve(part, orders) for part in parts), start=np.zeros_like(orders))
         case _:
             raise UnsupportedEvent(event, by="renyi")
+
+
+def _delta(at: Floats, values: Floats, epsilon: float) -> float:
+    if not values.any():
+        return 0.0
+    exponent = (at - 1) * (values - epsilon) + (at - 1) * np.log1p(-1 / at) - np.log(at)
+    return min(1.0, math.exp(min(0.0, float(np.min(exponent)) + _ROUNDING)))
 
 
 def _laplace(noise: float, orders: Floats) -> Floats:
@@ -170,6 +183,42 @@ def gaussian_noise(event: Event) -> float | None:
             return gaussian_noise(inner)
         case _:
             return None
+
+
+def _best_of_negative_binomial(inner: Event, count: NegativeBinomialCount, orders: Floats) -> Floats:
+    """[PS22] Theorem 2: for every order b >= 1, with D the curve of one run,
+
+    D'_a  <=  D_a  +  (1 + shape) ((1 - 1/b) D_b + ln(1/gamma) / b)  +  ln(mean) / (a - 1).
+
+    Of the b, the best is taken (b = 1 leaves ln(1/gamma)). Where one run is pure, so is the best: Corollary 3.
+    """
+    others = np.union1d(ORDERS, orders)
+    toll = -math.log(count.gamma)
+    best = min(toll, float(np.min((1 - 1 / others) * curve(inner, others) + toll / others)))
+    values = curve(inner, orders) + (1 + count.shape) * best + math.log(count.mean) / (orders - 1)
+    with contextlib.suppress(UnsupportedEvent):
+        values = np.minimum(values, (2 + count.shape) * composition.pure(inner))
+    return _growing(orders, values * (1 + _ROUNDING))
+
+
+def _best_of_poisson(inner: Event, mean: float, orders: Floats) -> Floats:
+    """[PS22] Theorem 6: where one run is (e, d)-DP for e = ln(1 + 1/(a - 1)),  D'_a  <=  D_a + mean d + ln(mean) / (a -
+    1)."""
+    others = np.union1d(ORDERS, orders)
+    known = curve(inner, others)
+    failing = np.array([_delta(others, known, math.log1p(1 / (order - 1)) * (1 - _ROUNDING)) for order in orders])
+    with contextlib.suppress(UnsupportedEvent):
+        failing[np.log1p(1 / (orders - 1)) * (1 - _ROUNDING) >= composition.pure(inner)] = 0.0
+    values = curve(inner, orders) + mean * failing + math.log(mean) / (orders - 1)
+    return _growing(orders, values * (1 + _ROUNDING))
+
+
+def _growing(orders: Floats, values: Floats) -> Floats:
+    """A Renyi divergence grows with its order, so what bounds it at a larger order bounds it here."""
+    places = np.argsort(orders)
+    bounded = np.empty_like(values)
+    bounded[places] = np.minimum.accumulate(values[places][::-1])[::-1]
+    return bounded
 
 
 def log_sampled_moment(rate: float, noise: float, power: float) -> float:

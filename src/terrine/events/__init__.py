@@ -25,6 +25,7 @@ from terrine.events.noise import (
 )
 from terrine.events.relation import Neighbours, Unit
 from terrine.events.sampling import FixedSizeSampled, PoissonSampled, ShuffledEpoch
+from terrine.events.stopping import NegativeBinomialCount, PoissonCount, RandomStopping
 
 __all__ = [
     "ApproximateDP",
@@ -36,10 +37,13 @@ __all__ = [
     "FixedSizeSampled",
     "Gaussian",
     "Laplace",
+    "NegativeBinomialCount",
     "Neighbours",
     "NonPrivate",
+    "PoissonCount",
     "PoissonSampled",
     "PureDP",
+    "RandomStopping",
     "RandomizedResponse",
     "Repeated",
     "Reproducible",

@@ -25,6 +25,7 @@ from terrine.events.noise import (
 )
 from terrine.events.relation import Neighbours, Unit
 from terrine.events.sampling import FixedSizeSampled, PoissonSampled, ShuffledEpoch
+from terrine.events.stopping import RandomStopping
 
 _T = TypeVar("_T", Neighbours, Unit)
 
@@ -99,6 +100,7 @@ Event = (
     | Repeated
     | Composed
     | Reproducible
+    | RandomStopping
 )
 
 
@@ -138,7 +140,7 @@ def is_reproducible(event: Event) -> bool:
             return any(is_reproducible(part) for part in parts)
         case Repeated(event=inner) | PoissonSampled(event=inner):
             return is_reproducible(inner)
-        case FixedSizeSampled(event=inner) | ShuffledEpoch(event=inner):
+        case FixedSizeSampled(event=inner) | ShuffledEpoch(event=inner) | RandomStopping(event=inner):
             return is_reproducible(inner)
         case _:
             return False
