@@ -11,6 +11,7 @@ unsampled Gaussian, D_a = 1/(a-1) log E_Q[(1 - q + q u)^a], for fractional order
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -193,9 +194,9 @@ def _best_of_negative_binomial(inner: Event, count: NegativeBinomialCount, order
     Of the b, the best is taken (b = 1 leaves ln(1/gamma)). Where one run is pure, so is the best: Corollary 3.
     """
     others = np.union1d(ORDERS, orders)
-    toll = -math.log(count.gamma)
-    best = min(toll, float(np.min((1 - 1 / others) * curve(inner, others) + toll / others)))
-    values = curve(inner, orders) + (1 + count.shape) * best + math.log(count.mean) / (orders - 1)
+    known, toll = curve(inner, others), -math.log(count.gamma)
+    best = min(toll, float(np.min((1 - 1 / others) * known + toll / others)))
+    values = known[np.searchsorted(others, orders)] + (1 + count.shape) * best + math.log(count.mean) / (orders - 1)
     with contextlib.suppress(UnsupportedEvent):
         values = np.minimum(values, (2 + count.shape) * composition.pure(inner))
     return _growing(orders, values * (1 + _ROUNDING))
@@ -209,7 +210,7 @@ def _best_of_poisson(inner: Event, mean: float, orders: Floats) -> Floats:
     failing = np.array([_delta(others, known, math.log1p(1 / (order - 1)) * (1 - _ROUNDING)) for order in orders])
     with contextlib.suppress(UnsupportedEvent):
         failing[np.log1p(1 / (orders - 1)) * (1 - _ROUNDING) >= composition.pure(inner)] = 0.0
-    values = curve(inner, orders) + mean * failing + math.log(mean) / (orders - 1)
+    values = known[np.searchsorted(others, orders)] + mean * failing + math.log(mean) / (orders - 1)
     return _growing(orders, values * (1 + _ROUNDING))
 
 
@@ -237,6 +238,7 @@ def log_sampled_moment(rate: float, noise: float, power: float) -> float:
     return max(total, 0.0) * (1 + _ROUNDING) + 1e-14
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _sampled_gaussian(rate: float, noise: float, order: float) -> float:
     """[MTZ19] Theorem 4 and its remark on the worse direction; never worse than without sampling."""
     unsampled = order / (2 * noise**2)

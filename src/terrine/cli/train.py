@@ -37,6 +37,9 @@ def train(
     epochs: Annotated[float | None, typer.Option(help="sgd: passes over the data.")] = None,
     clip: Annotated[float | None, typer.Option(help="sgd: the bound on one example's gradient.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="sgd: the learning rate.")] = None,
+    tune: Annotated[
+        int | None, typer.Option(help="sgd: the best of about so many runs, drawn at random; all of it is billed.")
+    ] = None,
     teachers: Annotated[int | None, typer.Option(help="pate: how many teachers.")] = None,
     queries: Annotated[int | None, typer.Option(help="pate: how many labels are bought.")] = None,
     private_bounds: Annotated[
@@ -53,7 +56,7 @@ def train(
 
     settings = runs.Settings(
         epsilon=epsilon, data=data, table=table, label=label, schema=schema, test=test, public=public, delta=delta,
-        method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate,
+        method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate, tune=tune,
         teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit, test_seed=test_seed,
     )  # fmt: skip
     finished = runs.Folder(out).done

@@ -17,7 +17,7 @@ from terrine import __version__, accounting, check
 from terrine.audit import folder as audit_files
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
-from terrine.runs import baseline, by_pate, by_sgd, trained
+from terrine.runs import baseline, by_pate, by_sgd, trained, tuning
 from terrine.runs.folder import PRIVACY, RESULTS, Folder
 from terrine.runs.learned import Learned
 from terrine.runs.material import Integers, Material, gather
@@ -59,14 +59,17 @@ def train(
     if material.found is not None and not kept.exists():
         folder.write("owner/bounds.json", dict(material.found))
     if folder.done:
+        tuning.forget(folder)
         return folder
     with progress("features") as shown:
         features = architecture.features(material.inputs, shown)
     if settings.method == "pate":
         learned = by_pate.learn(folder, settings, material, architecture, features, account, progress=progress)
     else:
-        learned = by_sgd.learn(folder, settings, material, architecture, features, account, quiet=quiet)
+        way = by_sgd.learn if settings.tune is None else tuning.learn
+        learned = way(folder, settings, material, architecture, features, account, quiet=quiet)
     _keep(folder, settings, material, architecture, learned, features)
+    tuning.forget(folder)
     return folder
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from terrine import accounting
 from terrine.events import Budget, Gaussian
@@ -46,6 +47,24 @@ def learning_rate(model: str, *, noise: float, lot: int, clip: float) -> float:
     longest = {"linear": 8.0, "scatter-linear": 20.0}.get(model, 2.0)
     shortest = 0.3
     return min(max(0.02 / spread, shortest), longest) / clip if "linear" in model else min(0.004 / spread, longest)
+
+
+class Candidate(NamedTuple):
+    """Settings to try: none of them moves the event."""
+
+    learning_rate: float
+    clip: float
+
+
+def candidates(settings: Settings, model: str, usual: Recipe, *, noise: float) -> list[Candidate]:
+    """The public grid that tuning draws from: around the usual learning rate and clipping bound, unless given."""
+    clips = [usual.clip * factor for factor in (0.25, 0.5, 1.0, 2.0)] if settings.clip is None else [usual.clip]
+    found = []
+    for clip in clips:
+        middle = settings.learning_rate or learning_rate(model, noise=noise, lot=usual.lot, clip=clip)
+        factors = (0.25, 0.5, 1.0, 2.0, 4.0) if settings.learning_rate is None else (1.0,)
+        found += [Candidate(middle * factor, clip) for factor in factors]
+    return found
 
 
 def delta(settings: Settings, examples: int) -> float:
