@@ -179,12 +179,18 @@ def _summarise(folder: Folder, finished: bool, as_json: bool) -> None:
         f"for one {privacy['unit']} ({privacy['neighbours']}), by {privacy['method']}"
     )
     if results["accuracy"] is not None:
-        console.print(f"accuracy {100 * results['accuracy']:.2f}% on {results['measured_on']}")
+        console.print(f"accuracy {100 * results['accuracy']:.2f}%{_unsure(results)} on {results['measured_on']}")
     else:
         console.print(f"accuracy measured on {results['measured_on']}")
     if privacy["reproducible_noise_for_tests_only"]:
         console.print("[bold red]the noise came from a seed: for tests only, NOT private[/]")
     console.print(f"report: {folder.path / 'report.html'}    audit: terrine audit run {folder.path}")
+
+
+def _unsure(results: dict[str, Any]) -> str:
+    """How far a noisy accuracy may be off, in per cent."""
+    off = results.get("off_by_at_most")
+    return "" if off is None else f" (95% sure to be off by at most {100 * off:.3g})"
 
 
 @contextlib.contextmanager
@@ -196,7 +202,7 @@ def _account(url: str | None, name: str | None) -> Iterator[Any]:
         raise InvalidArgument("--ledger and --account: want both, or neither")
     from terrine.ledger import Ledger
 
-    with Ledger.open(url) as book:
+    with Ledger.open(url, create=False) as book:
         yield book.account(name)
 
 

@@ -157,7 +157,8 @@ class Ledger:
             found = self._store.accounts(session, name)
         if not found:
             if budget is None:
-                raise InvalidArgument(f"account {name!r}: not in this ledger; give budget=Budget(...) to open it")
+                opening = "give budget=Budget(...), or `terrine ledger create`, to open it"
+                raise InvalidArgument(f"account {name!r}: not in this ledger; {opening}")
             row = _declared(name, Terms.of(budget, split), unit, neighbours, partitions, self._microseconds())
             with self._store.transaction() as session:
                 found = self._store.accounts(session, name)

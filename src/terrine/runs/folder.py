@@ -49,8 +49,13 @@ class Folder:
                 )
         elif self.path.is_dir() and any(self.path.iterdir()):
             raise InvalidArgument(f"{self.path} holds files that are not of a run: want a new or empty folder")
-        self.owner.mkdir(parents=True, exist_ok=True)
-        self.owner.chmod(0o700)
+        try:
+            self.owner.mkdir(parents=True, exist_ok=True)
+            self.owner.chmod(0o700)
+        except OSError as error:
+            raise InvalidArgument(
+                f"{self.path}: the folder could not be made ({error.strerror}); want a place that may be written"
+            ) from error
         if not (self.path / ASKED).exists():
             self.write(ASKED, settings.as_dict())
 
