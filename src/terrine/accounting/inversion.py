@@ -165,15 +165,22 @@ class Inversion:
         """Find where to stop, and give the composition nodes that serve up to there; again, if moments change much."""
         tilt = self.settings.tilt
         highest = tilt if self.is_upper else 2 * tilt  # a lower bound needs Chernoff's bounds, too
+        worth_skipping = _WORTH_SKIPPING
         for _ in range(3):
             parts, moments = self.composition.parts, self.composition.log_moments(tilt)
             densities = [_density(part, tilt, one) for part, one in zip(parts, moments, strict=True)]
-            stop, self.rest = self._where_to_stop(densities)
+            stop, self.rest = self._where_to_stop(densities, worth_skipping)
             if not any(part.losses.nodes for part in parts):
                 return densities, stop
-            refined = tuple(
-                part.refined(tilt, stop, one, highest=highest) for part, one in zip(parts, moments, strict=True)
-            )
+            try:
+                refined = tuple(
+                    part.refined(tilt, stop, one, highest=highest) for part, one in zip(parts, moments, strict=True)
+                )
+            except Crowded:
+                if worth_skipping == 0:
+                    raise
+                worth_skipping = 0
+                continue
             self.composition = replace(self.composition, parts=refined)
             now = self.composition.log_moments(tilt)
             apart = sum(part.times * abs(one - two) for part, one, two in zip(parts, now, moments, strict=True))
@@ -224,7 +231,7 @@ class Inversion:
         kernel: Complexes = (1 - z * np.expm1(self.settings.blur**2 * (z + 0.5))) / (z * (z + 1))
         return kernel
 
-    def _where_to_stop(self, densities: list[_Stretch | TiltedDensity]) -> tuple[float, float]:
+    def _where_to_stop(self, densities: list[_Stretch | TiltedDensity], worth_skipping: int) -> tuple[float, float]:
         """The last frequency to sum, and log of a bound (at epsilon 0) on all that lies beyond it.
 
         Where the parts' transforms provably stay negligible from some point up to `last`, that stretch is skipped.
@@ -237,7 +244,7 @@ class Inversion:
         allowed = math.log(_SPARE * self.delta) + now.tilt * self.epsilon
         stop = now.last
         work = now.last / now.step * max((one.size for one in densities), default=0)
-        while stop > now.step and work > _WORTH_SKIPPING:
+        while stop > now.step and work > worth_skipping:
             low = _SKIPPED * stop
             decay = value + self._log_kernel_between(low, stop)
             for times, one in zip(counts, densities, strict=True):

@@ -38,7 +38,7 @@ _LOG_GOAL = -46.0
 """log of the error to aim for in each of its pieces, relative to the moment."""
 GOAL = 5 * math.exp(_LOG_GOAL)
 """What all pieces amount to: two of aliasing, one at each end, and some for rounding down."""
-_MOST = 400
+_MOST = 700
 """Past this many nodes, cells are as cheap."""
 _UNIT, _FINE_UNIT = np.arange(129) / 128, np.arange(513) / 512
 MOST_DECAY = 0.9
@@ -164,7 +164,7 @@ class TiltedDensity:
     """The density of the loss times e^(order L), from below, on fine cells.
 
     1 - |E e^(itL)|^2 = E[1 - cos t(L-L')], and 1 - cos y >= 2 y^2/pi^2 up to pi: so it is at least 2 t^2/pi^2 times the
-    sum, over bins no wider than pi/t, of the integral of (L-L')^2. Of two cells in one bin the distance is that of their
+    sum, over bins no wider than pi/t, of the integral of (L-L')^2. Two cells of one bin are as far apart as their
     centres less half of both widths w; with S the sum of m m' (c-c')^2 over pairs of cells and W that of m m' w^2, the
     integral is at least S - 2 sqrt(S W) (Cauchy and Schwarz).
     """
