@@ -22,6 +22,7 @@ from terrine.runs.settings import Settings
 
 MODEL, WEIGHTS, PRIVACY, RESULTS = "model.json", "model.safetensors", "privacy.json", "results.json"
 REPORT, CARD, ASKED = "report.html", "model_card.md", "run.json"
+_BEGUN = {"owner", f".{ASKED}.part"}  # all that is left of a run that ended before it could write what was asked for
 
 
 class Folder:
@@ -47,7 +48,7 @@ class Folder:
                     f"{self.path} holds another run ({name}={kept.get(name)!r} there, {getattr(settings, name)!r} "
                     "asked for): want a new folder, or the same command to go on"
                 )
-        elif self.path.is_dir() and any(self.path.iterdir()):
+        elif self.path.is_dir() and {path.name for path in self.path.iterdir()} - _BEGUN:
             raise InvalidArgument(f"{self.path} holds files that are not of a run: want a new or empty folder")
         try:
             self.owner.mkdir(parents=True, exist_ok=True)
