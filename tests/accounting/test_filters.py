@@ -31,6 +31,7 @@ from terrine.events import (
     NegativeBinomialCount,
     Neighbours,
     NonPrivate,
+    OneOf,
     PoissonCount,
     PoissonSampled,
     PureDP,
@@ -336,6 +337,7 @@ ALL_KINDS = [
     FixedSizeSampled(PureDP(epsilon=0.5), size=10, population=100),
     ShuffledEpoch(Gaussian(noise=2.0), steps=5),
     Reproducible(Laplace(noise=2.0)),
+    OneOf([PureDP(epsilon=0.5), Laplace(noise=3.0)]),
     RandomStopping(PureDP(epsilon=0.5), NegativeBinomialCount(shape=0.0, gamma=0.1)),
     RandomStopping(Gaussian(noise=2.0), PoissonCount(mean=4.0)),
 ]

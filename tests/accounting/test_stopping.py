@@ -19,8 +19,10 @@ from terrine.errors import InvalidArgument, UnsupportedEvent
 from terrine.events import (
     Budget,
     Composed,
+    FixedSizeSampled,
     Gaussian,
     NegativeBinomialCount,
+    OneOf,
     PoissonCount,
     PoissonSampled,
     PureDP,
@@ -190,6 +192,23 @@ def test_pure_runs_have_a_pure_bound_and_others_are_refused_by_those_who_do_not_
         with pytest.raises(UnsupportedEvent):
             accounting.epsilon(PoissonSampled(event, rate=0.1), delta=1e-5)
         assert price(event, (2.0,)).epsilon is None
+
+
+def test_one_of_several_costs_no_more_than_the_dearest_and_no_less_than_a_mixture():
+    event = OneOf([RandomizedResponse(epsilon=0.3), RandomizedResponse(epsilon=1.0)])
+    for weight in (0.01, 0.5, 0.99):
+        p = np.concatenate([weight * response(0.3), (1 - weight) * response(1.0)])
+        q = np.concatenate([weight * response(0.3)[::-1], (1 - weight) * response(1.0)[::-1]])
+        exact = [divergence(p, q, order) for order in ORDERS]
+        assert np.all(exact <= renyi.curve(event, ORDERS) + 1e-9)
+        assert np.any(exact > renyi.curve(RandomizedResponse(epsilon=0.3), ORDERS))  # the cheapest would not do
+    assert composition.pure(event) == price(event, (2.0,)).epsilon == 1.0
+    assert price(OneOf([PureDP(epsilon=1.0), Gaussian(noise=2.0)]), (2.0,)).epsilon is None
+    with pytest.raises(InvalidArgument, match="no parts"):
+        OneOf([])
+    draw = FixedSizeSampled(Gaussian(noise=1.0), size=1, population=10)
+    with pytest.raises(InvalidArgument, match="different neighbours"):
+        OneOf([Gaussian(noise=1.0), draw])
 
 
 def test_a_filter_takes_it():

@@ -23,6 +23,7 @@ EXAMPLES = [
     e.NonPrivate(),
     e.Reproducible(e.Gaussian(noise=1.0)),
     e.RandomStopping(e.Gaussian(noise=1.0), e.PoissonCount(mean=4.0)),
+    e.OneOf([e.Gaussian(noise=1.0), e.PoissonSampled(e.Gaussian(noise=2.0), rate=0.5)]),
     e.RandomStopping(e.PureDP(epsilon=1.0), e.NegativeBinomialCount(shape=0.0, gamma=0.1)),
 ]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from terrine import accounting, runs, sgd
-from terrine.events import Budget, RandomStopping, Repeated, from_json
+from terrine.events import Budget, OneOf, RandomStopping, Repeated, from_json
 from terrine.ledger import Ledger
 from terrine.runs import recipes, tuning
 from tests.runs.conftest import write_table
@@ -70,11 +70,11 @@ def test_neither_the_number_of_runs_nor_a_loser_is_kept(run, table, tmp_path, th
 
 
 def test_the_best_candidate_wins(run, table, tmp_path, monkeypatch):
-    good, useless = recipes.Candidate(4.0, 0.5), recipes.Candidate(1e-9, 0.5)
+    good, useless = recipes.Candidate(4.0, 0.5, 100), recipes.Candidate(1e-9, 0.5, 100)
     monkeypatch.setattr(recipes, "candidates", lambda *_, **__: [good, useless])
     monkeypatch.setattr(tuning, "draw_count", lambda count, rng: 8)
     for seed in (1, 2, 3):
-        asked = (*ASKED[:4], "--epsilon", 30, *ASKED[6:8], "--epochs", 10, "--test-seed", seed)
+        asked = (*ASKED[:4], "--epsilon", 30, *ASKED[6:8], "--lot", 100, "--epochs", 10, "--test-seed", seed)
         found = run(*asked, "--out", f"run{seed}", "--json").read()
         assert found["learning_rate"] == good.learning_rate
     assert found["results"]["accuracy"] > 0.7
@@ -104,6 +104,24 @@ def test_an_interrupted_tuning_goes_on_to_the_same_model(run, table, tmp_path, m
     assert torch.equal(weights("whole"), weights("cut"))
     with Ledger.open("budget.db") as book:
         assert len(list(book.account("patients").history())) == 1
+
+
+def test_lots_are_tuned_too_and_each_has_a_noise_of_its_own(run, table, tmp_path, monkeypatch):
+    drawn = []
+    original = recipes.candidates
+
+    def grid(*given, noises, **more):
+        drawn.append(noises)
+        return [one for one in original(*given, noises=noises, **more) if one.lot == min(noises)]
+
+    monkeypatch.setattr(recipes, "candidates", grid)
+    asked = (*ASKED[:8], "--epochs", 2)
+    found = run(*asked, "--out", "run", "--json").read()
+    event = from_json(json.dumps(json.loads((tmp_path / "run" / "privacy.json").read_text())["events"]))
+    assert isinstance(event.event, OneOf)
+    assert len(event.event.parts) == len(drawn[0]) == 2
+    assert (found["lot"], found["noise"]) == (min(drawn[0]), drawn[0][min(drawn[0])])
+    assert found["epsilon"] <= 4.0
 
 
 def test_a_budget_that_is_too_small_trains_nothing(run, table, tmp_path):
@@ -137,7 +155,8 @@ def test_a_table_that_is_too_small_to_score_on_is_refused(run, table, tmp_path):
 def test_the_grid_is_public_and_moves_no_event():
     settings = runs.Settings(data="digits", epsilon=3.0, tune=4)
     usual = recipes.recipe(settings, "linear", 1200)
-    grid = recipes.candidates(settings, "linear", usual, noise=5.0)
-    assert len(set(grid)) == 20
+    assert recipes.lots(settings, usual) == [600, 150]
+    grid = recipes.candidates(settings, "linear", usual, noises={600: 5.0, 150: 2.0})
+    assert len(set(grid)) == 40
     fixed = runs.Settings(data="digits", epsilon=3.0, tune=4, clip=0.5)
-    assert {one.clip for one in recipes.candidates(fixed, "linear", usual, noise=5.0)} == {0.5}
+    assert {one.clip for one in recipes.candidates(fixed, "linear", usual, noises={600: 5.0})} == {0.5}

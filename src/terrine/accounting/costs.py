@@ -29,6 +29,7 @@ from terrine.events import (
     Laplace,
     NegativeBinomialCount,
     Neighbours,
+    OneOf,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
@@ -127,6 +128,10 @@ def _pure(event: Event) -> tuple[Fraction, Fraction] | None:
             return written(epsilon), written(delta)
         case RandomizedResponse(epsilon=epsilon) | PureDP(epsilon=epsilon) | Selection(epsilon=epsilon):
             return written(epsilon), Fraction(0)
+        case OneOf(parts=parts):
+            each = [price(part, (2.0,)) for part in parts]
+            known = [one.epsilon for one in each if one.epsilon is not None and not one.delta]
+            return (max(known), Fraction(0)) if len(known) == len(each) else None
         case RandomStopping(event=once_more, count=NegativeBinomialCount(shape=shape)):
             once = price(once_more, (2.0,))
             if once.epsilon is None or once.delta:

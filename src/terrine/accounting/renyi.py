@@ -33,6 +33,7 @@ from terrine.events import (
     Laplace,
     NegativeBinomialCount,
     Neighbours,
+    OneOf,
     PoissonCount,
     PoissonSampled,
     PureDP,
@@ -114,6 +115,9 @@ def curve(event: Event, orders: Floats) -> Floats:
             return curve(inner, orders)
         case FixedSizeSampled(event=inner):
             return curve(inner, orders)  # no amplification claimed by this accountant
+        case OneOf(parts=parts):  # which one is public, and e^((a-1) D_a) is the mean of those of the parts
+            dearest: Floats = np.max([curve(part, orders) for part in parts], axis=0)
+            return dearest
         case RandomStopping(event=inner, count=NegativeBinomialCount() as count):
             return _best_of_negative_binomial(inner, count, orders)
         case RandomStopping(event=inner, count=PoissonCount(mean=mean)):

@@ -5,6 +5,7 @@ from terrine.events.codec import from_json, to_json
 from terrine.events.compose import (
     Composed,
     Event,
+    OneOf,
     Repeated,
     Reproducible,
     is_reproducible,
@@ -40,6 +41,7 @@ __all__ = [
     "NegativeBinomialCount",
     "Neighbours",
     "NonPrivate",
+    "OneOf",
     "PoissonCount",
     "PoissonSampled",
     "PureDP",

@@ -7,7 +7,9 @@ is the shorter the steps must be. So lots are a large share of the data, and the
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,20 +52,29 @@ def learning_rate(model: str, *, noise: float, lot: int, clip: float) -> float:
 
 
 class Candidate(NamedTuple):
-    """Settings to try: none of them moves the event."""
+    """Settings to try."""
 
     learning_rate: float
     clip: float
+    lot: int
 
 
-def candidates(settings: Settings, model: str, usual: Recipe, *, noise: float) -> list[Candidate]:
-    """The public grid that tuning draws from: around the usual learning rate and clipping bound, unless given."""
+def lots(settings: Settings, usual: Recipe) -> list[int]:
+    """The lots that tuning draws from: the usual one and a quarter of it, unless given."""
+    return [usual.lot] if settings.lot is not None or usual.lot < 64 else [usual.lot, usual.lot // 4]
+
+
+def candidates(settings: Settings, model: str, usual: Recipe, *, noises: Mapping[int, float]) -> list[Candidate]:
+    """The public grid that tuning draws from: around the usual learning rate and clipping bound, unless given.
+
+    `noises` holds the noise that goes with each lot.
+    """
     clips = [usual.clip * factor for factor in (0.25, 0.5, 1.0, 2.0)] if settings.clip is None else [usual.clip]
+    factors = (0.25, 0.5, 1.0, 2.0, 4.0) if settings.learning_rate is None else (1.0,)
     found = []
-    for clip in clips:
-        middle = settings.learning_rate or learning_rate(model, noise=noise, lot=usual.lot, clip=clip)
-        factors = (0.25, 0.5, 1.0, 2.0, 4.0) if settings.learning_rate is None else (1.0,)
-        found += [Candidate(middle * factor, clip) for factor in factors]
+    for (lot, noise), clip in itertools.product(noises.items(), clips):
+        middle = settings.learning_rate or learning_rate(model, noise=noise, lot=lot, clip=clip)
+        found += [Candidate(middle * factor, clip, lot) for factor in factors]
     return found
 
 

@@ -4,8 +4,8 @@
     keep the model with the best noisy count, and forget the others and K.
 
 The bill is one event, `RandomStopping`: K is logarithmic, at least 1 and as often expected as asked for. Each run's
-training and noisy count are its inner event, with noise such that the whole, tuning included, keeps the budget. The
-settings that were drawn move neither lots nor noise, so every run has the same event.
+training and noisy count are its inner event: one of several, by the lot that was drawn, each with noise such that one
+run alone keeps the same smaller budget, and the whole, tuning included, the budget asked for.
 
 K and the runs that lost are not covered by the bill. Until the run is over they lie in `owner/`; then they are gone.
 """
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terrine import accounting, mechanisms, sgd
+from terrine.accounting.calibrate import Search
 from terrine.errors import InvalidArgument
-from terrine.events import Budget, Composed, Event, NegativeBinomialCount, RandomStopping
+from terrine.events import Budget, Composed, Event, NegativeBinomialCount, OneOf, RandomStopping
 from terrine.mechanisms.exact import below
 from terrine.mechanisms.stopping import draw_count
 from terrine.rng import SYSTEM, Seeded, Source
@@ -51,7 +52,7 @@ class _Tuned:
     silent: NDArray[np.int64]
     held: NDArray[np.int64]
     usual: recipes.Recipe
-    plan: sgd.Plan
+    plans: dict[int, sgd.Plan]
     scored: mechanisms.Counts
     quiet: bool
 
@@ -78,29 +79,34 @@ def learn(
     budget = Budget(settings.epsilon, recipes.delta(settings, rows))
     count = NegativeBinomialCount.of_mean(settings.tune, shape=0.0)
 
-    def plan(noise: float) -> sgd.Plan:
-        return sgd.Plan(
-            examples=rows, lot=usual.lot, epochs=usual.epochs, clip=usual.clip, noise=noise, delta=budget.delta,
-            preparation=(scored.event,), seed=settings.test_seed,
-        )  # fmt: skip
+    def plans(once: float) -> dict[int, sgd.Plan]:
+        """For every lot, the plan of one run that alone would cost `once`."""
+        return {
+            lot: sgd.Plan(
+                examples=rows, lot=lot, epochs=usual.epochs, clip=usual.clip, budget=Budget(once, budget.delta),
+                preparation=(scored.event,), seed=settings.test_seed,
+            )
+            for lot in recipes.lots(settings, usual)
+        }  # fmt: skip
 
-    def whole(noise: float) -> Event:
-        best = RandomStopping(plan(noise).event, count)
+    def whole(once: float) -> Event:
+        runs = [plan.event for plan in plans(once).values()]
+        best = RandomStopping(runs[0] if len(runs) == 1 else OneOf(runs), count)
         return Composed([*material.preparation, best]) if material.preparation else best
 
-    noise = accounting.calibrate(whole, budget)
+    once = accounting.calibrate(whole, budget, over=_once(settings.epsilon))
+    event = whole(once)
     silent = np.concatenate([tossed.out, held])
     tuned = _Tuned(
-        folder, settings, architecture, features, material.labels, silent, held, usual, plan(noise), scored, quiet
+        folder, settings, architecture, features, material.labels, silent, held, usual, plans(once), scored, quiet
     )  # fmt: skip
-    state = _begun(tuned, whole(noise), count, account)
+    state = _begun(tuned, event, count, account)
     place = _best_place(tuned, state)
     module, candidate = _trained(tuned, state, place)
-    epsilon = accounting.epsilon(whole(noise), delta=budget.delta)
     return Learned(
         module,
-        whole(noise),
-        epsilon,
+        event,
+        accounting.epsilon(event, delta=budget.delta),
         budget.delta,
         by_sgd.scores(module, features[torch.from_numpy(tossed.rows)], material.labels[tossed.rows])
         if len(tossed.rows)
@@ -115,6 +121,11 @@ def forget(folder: Folder) -> None:
     """Remove what the bill does not cover: how many runs there were, and all but the best."""
     for path in [folder.path / _STATE, folder.path / _HELD, *folder.owner.glob("candidate-*")]:
         path.unlink(missing_ok=True)
+
+
+def _once(epsilon: float) -> Search:
+    """Where to look for the epsilon of one run: above what its count costs, below the whole."""
+    return Search(low=1.5 * _SHARE_FOR_SCORES * epsilon, high=epsilon, start=0.5 * epsilon, private_end_is_high=False)
 
 
 def _held(folder: Folder, rows: int, tossed: coins.Coins, seed: int | None) -> NDArray[np.int64]:
@@ -139,7 +150,8 @@ def _begun(tuned: _Tuned, event: Event, count: NegativeBinomialCount, account: A
     if account is not None:
         account.charge(event, purpose="terrine train --tune", by="terrine.runs")
     rng = _source(tuned.settings, 0)
-    grid = recipes.candidates(tuned.settings, tuned.architecture.name, tuned.usual, noise=tuned.plan.noise)
+    noises = {lot: plan.noise for lot, plan in tuned.plans.items()}
+    grid = recipes.candidates(tuned.settings, tuned.architecture.name, tuned.usual, noises=noises)
     drawn = [below(len(grid), rng) for _ in range(draw_count(count, rng))]
     state = {"candidates": [list(grid[place]) for place in drawn], "scores": []}
     tuned.folder.write(_STATE, state)
@@ -168,7 +180,7 @@ def _trained(tuned: _Tuned, state: dict[str, Any], place: int) -> tuple[nn.Modul
     """One run, trained to its end; read back where it was trained before."""
     candidate = recipes.Candidate(*state["candidates"][place])
     seed = None if tuned.settings.test_seed is None else tuned.settings.test_seed + 1000 * (place + 1)
-    plan = replace(tuned.plan, clip=candidate.clip, epochs=None, seed=seed)
+    plan = replace(tuned.plans[candidate.lot], clip=candidate.clip, epochs=None, budget=None, seed=seed)
     labels = torch.from_numpy(tuned.labels.copy())
     labels[torch.from_numpy(tuned.silent)] = by_sgd.SILENT
     module = by_sgd.built(tuned.architecture, tuned.settings)
@@ -199,8 +211,8 @@ def _accuracy(tuned: _Tuned, score: int) -> dict[str, Any]:
 
 def _facts(tuned: _Tuned, candidate: recipes.Candidate, count: NegativeBinomialCount) -> dict[str, Any]:
     usual = replace(tuned.usual, clip=candidate.clip)
-    return by_sgd.facts(tuned.plan, candidate.learning_rate, usual) | {
+    return by_sgd.facts(tuned.plans[candidate.lot], candidate.learning_rate, usual) | {
         "tuning": f"the best of a secret number of runs, {count.mean:g} expected (logarithmic), by a noisy count of "
-        f"right answers on {len(tuned.held)} held-out private rows; learning rate and clipping bound drawn at random",
+        f"right answers on {len(tuned.held)} held-out private rows; learning rate, clipping bound and lot drawn at random",
         "tuned_runs_expected": count.mean,
     }
