@@ -397,4 +397,5 @@ def _must_be_whole(file: Path) -> None:
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {2**22 // _PAGE}")  # as usual, 4 MB
     connection.execute("PRAGMA foreign_keys = ON")

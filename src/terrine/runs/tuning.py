@@ -213,6 +213,6 @@ def _facts(tuned: _Tuned, candidate: recipes.Candidate, count: NegativeBinomialC
     usual = replace(tuned.usual, clip=candidate.clip)
     return by_sgd.facts(tuned.plans[candidate.lot], candidate.learning_rate, usual) | {
         "tuning": f"the best of a secret number of runs, {count.mean:g} expected (logarithmic), by a noisy count of "
-        f"right answers on {len(tuned.held)} held-out private rows; learning rate, clipping bound and lot drawn at random",
+        f"right answers on {len(tuned.held)} held-out private rows; learning rate, clip and lot drawn at random",
         "tuned_runs_expected": count.mean,
     }
