@@ -372,12 +372,14 @@ def _within(over: Search, value: float) -> float:
 
 
 def _planned(budget: Budget, event: Event) -> bool:
-    from terrine.accounting import delta
+    from terrine.accounting import delta, epsilon
 
     if budget.delta == 0 or isinstance(event, NonPrivate):
         return False
-    try:
-        return delta(event, epsilon=budget.epsilon) <= budget.delta
+    try:  # two proofs of one claim, rounded outward each in its own way: either will do
+        return (
+            delta(event, epsilon=budget.epsilon) <= budget.delta or epsilon(event, delta=budget.delta) <= budget.epsilon
+        )
     except UnsupportedEvent:
         return False
 
