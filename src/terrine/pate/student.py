@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from terrine import check
-from terrine.errors import InvalidArgument
+from terrine.errors import InvalidArgument, MissingExtra
 from terrine.pate.stacked import shifted, warped
 
 Build = Callable[[], nn.Module]
@@ -226,6 +226,14 @@ def probabilities(model: nn.Module, inputs: Tensor, chunk: int = 512) -> NDArray
     return torch.cat(found).numpy()
 
 
+def estimated(model: Any, inputs: ArrayLike, classes: int) -> NDArray[np.float64]:
+    """An estimator's class probabilities (inputs, classes); 0 for a class it has never seen."""
+    table = np.asarray(inputs)
+    found = np.zeros((len(table), classes))
+    found[:, np.asarray(model.classes_, dtype=np.int64)] = model.predict_proba(table)
+    return found
+
+
 def accuracy(model: nn.Module, inputs: Tensor, labels: ArrayLike) -> float:
     """The share of inputs that the model labels right."""
     return float((probabilities(model, inputs).argmax(axis=1) == np.asarray(labels)).mean())
@@ -255,14 +263,12 @@ def spread(inputs: ArrayLike, number: int, *, seed: int = 0) -> NDArray[np.int64
 
 
 def save(model: Any, path: Path, *, bill: dict[str, Any]) -> None:
-    """Write the student (safetensors for networks, joblib for estimators) with its bill beside it as JSON."""
+    """Write the student (safetensors for networks, skops for estimators) with its bill beside it as JSON."""
     target = Path(path)
     if isinstance(model, nn.Module):
         save_file({name: value.detach().contiguous() for name, value in model.state_dict().items()}, str(target))
     else:
-        import joblib
-
-        joblib.dump(model, target)
+        _skops().dump(model, target)
     target.with_suffix(".bill.json").write_text(json.dumps(bill, indent=2) + "\n")
 
 
@@ -271,6 +277,29 @@ def load(build: Build, path: Path) -> nn.Module:
     model = build()
     model.load_state_dict(load_file(str(path)))
     return model.eval()
+
+
+def load_estimator(path: Path) -> Any:
+    """An estimator that `save` wrote. The file cannot run code: it may name scikit-learn's own types only.
+
+    Raises:
+        InvalidArgument: it names another type.
+    """
+    skops = _skops()
+    named = skops.get_untrusted_types(file=path)
+    if strange := [name for name in named if not name.startswith("sklearn.")]:
+        raise InvalidArgument(
+            f"{path} holds {', '.join(strange)}: want scikit-learn's types; save such a model yourself"
+        )
+    return skops.load(path, trusted=named)
+
+
+def _skops() -> Any:
+    try:
+        import skops.io
+    except ImportError:
+        raise MissingExtra("skops", extra="pate") from None
+    return skops.io
 
 
 class _Game:
