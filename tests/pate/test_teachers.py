@@ -13,7 +13,7 @@ from torch import nn
 from terrine import datasets, pate
 from terrine.errors import InvalidArgument
 from terrine.pate import networks, student, teachers
-from terrine.pate.moves import cut, warped
+from terrine.pate.moves import cut, upright, warped
 from terrine.pate.stacked import Recipe, Stack, train
 from terrine.rng import Seeded
 
@@ -122,6 +122,24 @@ def test_an_affine_map_and_a_shift_move_pixels_where_they_say():
         assert 1.5 < offset.std() < 2.0, "uniform on -3 .. 3 has deviation 1.73"
     bent = warped(image, 1e-6, np.random.default_rng(0), bend=1.0)
     assert 0.3 < ((bent.sum((1, 2)) * place).sum(1) / bent.sum((1, 2, 3)).clamp_min(1e-3)).std() < 1.7
+
+
+def test_upright_images_are_centred_and_no_longer_slant():
+    generator = np.random.default_rng(0)
+    bar = torch.zeros(200, 1, 28, 28)
+    bar[:, :, 7:21, 13:15] = 1.0
+    slanted = warped(bar, 1.0, generator, shift=2.0)
+    place = torch.arange(28.0) - 13.5
+
+    def moments(x):
+        ink, mass = x[:, 0], x.sum((1, 2, 3))
+        down, right = (ink.sum(2) * place).sum(1) / mass, (ink.sum(1) * place).sum(1) / mass
+        rows, columns = place[None, :, None] - down[:, None, None], place[None, None, :] - right[:, None, None]
+        return down, right, (ink * rows * columns).sum((1, 2)) / mass
+
+    before, after = moments(slanted), moments(upright(slanted))
+    for one, other in zip(before, after, strict=True):
+        assert other.abs().mean() < 0.1 * one.abs().mean()
 
 
 def test_a_cut_blanks_one_square_of_each_image():

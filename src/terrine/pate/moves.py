@@ -58,6 +58,22 @@ def cut(x: Tensor, share: float, generator: np.random.Generator) -> Tensor:
     return x * ~(inside[:, :, None] & across[:, None, :])[:, None]
 
 
+def upright(x: Tensor) -> Tensor:
+    """Square images with a dark background moved to their centre of mass and sheared upright, each on its own."""
+    size = x.shape[-1]
+    place = torch.arange(size, dtype=x.dtype) - (size - 1) / 2
+    ink = x.sum(dim=1)
+    mass = ink.sum((1, 2)).clamp_min(1e-6)
+    down, right = ((ink.sum(axis) * place).sum(1) / mass for axis in (2, 1))
+    rows, columns = place[None, :, None] - down[:, None, None], place[None, None, :] - right[:, None, None]
+    slant = (ink * rows * columns).sum((1, 2)) / (ink * rows**2).sum((1, 2)).clamp_min(1e-6)
+    maps = torch.zeros(len(x), 2, 3, dtype=x.dtype)
+    maps[:, 0, 0] = maps[:, 1, 1] = 1
+    maps[:, 0, 1], maps[:, 0, 2], maps[:, 1, 2] = slant, 2 * right / size, 2 * down / size
+    grid = functional.affine_grid(maps, list(x.shape), align_corners=False)
+    return functional.grid_sample(x, grid, align_corners=False)
+
+
 def _field(x: Tensor, pixels: float, generator: np.random.Generator) -> Tensor:
     """Smooth displacements (examples, height, width, 2) in the grid's units: noise on 5 x 5 points, drawn out."""
     coarse = generator.standard_normal((len(x), 2, 5, 5), dtype=np.float32) * (2 * pixels / x.shape[-1])
