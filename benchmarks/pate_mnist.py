@@ -23,13 +23,15 @@ from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from terrine import datasets, pate
 from terrine.pate import networks, student, teachers
@@ -40,13 +42,14 @@ from terrine.pate.stacked import Recipe
 
 DELTA = 1e-5
 RECIPE = Recipe(epochs=100, batch=16, rate=3e-3, shift=2, warp=1.0)
-CONSISTENCY = student.Consistency(bend=1.0)
-COURSE = student.Course(steps=1500, labelled=48, unlabelled=96, rate=3e-3, average=0.99)
-CHOICES: dict[str, Method] = {
-    "bent": CONSISTENCY,
-    "not bent": student.Consistency(),
-    "bent and cut": student.Consistency(bend=1.0, cut=0.3),
-    "bent more, warped less": student.Consistency(bend=1.5, warp=1.0, shift=2.0),
+BUILD = functools.partial(networks.student, 1, 28, 10)
+CONSISTENCY, COURSE = student.Consistency(), student.Course()
+LAST, LAST_COURSE = student.Supervised(bend=1.0), student.Course(steps=3000, labelled=64, unlabelled=1)
+CHOICES: dict[str, tuple[Method, student.Course]] = {
+    "the defaults": (CONSISTENCY, COURSE),
+    "not bent": (student.Consistency(bend=0.0), COURSE),
+    "with a hole": (student.Consistency(cut=0.3), COURSE),
+    "slower, longer mean": (CONSISTENCY, student.Course(rate=2e-3, average=0.995)),
 }
 
 
@@ -57,17 +60,20 @@ class Row:
     rule: Aggregator
     queries: int
     method: Method | student.FeatureMatching = CONSISTENCY
+    members: int = 2
 
 
-CONFIDENT = pate.ConfidentGaussianMax(threshold=200.0, test_noise=150.0, noise=40.0)
+CONFIDENT = pate.ConfidentGaussianMax(threshold=220.0, test_noise=60.0, noise=40.0)
+PUBLISHED = pate.ConfidentGaussianMax(threshold=200.0, test_noise=150.0, noise=40.0)
 ROWS = {
     "laplace": Row(pate.LaplaceMax(20.0), 450),
     "gaussian": Row(pate.GaussianMax(40.0), 1500),
-    "confident": Row(CONFIDENT, 2200),
+    "confident": Row(CONFIDENT, 600),
+    "published": Row(PUBLISHED, 2200),
     "certified": Row(pate.GaussianMax(50.0), 300),
-    "vat": Row(CONFIDENT, 2200, student.VirtualAdversarial()),
-    "gan": Row(CONFIDENT, 2200, student.FeatureMatching()),
-    "supervised": Row(CONFIDENT, 2200, student.Supervised()),
+    "vat": Row(CONFIDENT, 600, student.VirtualAdversarial(), members=1),
+    "gan": Row(CONFIDENT, 600, student.FeatureMatching(), members=1),
+    "supervised": Row(CONFIDENT, 600, student.Supervised(), members=1),
 }
 
 
@@ -104,17 +110,14 @@ def asked(votes: pate.Votes, row: Row, seed: int) -> tuple[np.ndarray, pate.Answ
     return labels, answers, pate.bill(some, answers, row.rule, delta=DELTA)
 
 
-def learned(
-    images: datasets.Images, votes: pate.Votes, row: Row, seed: int, course: student.Course
-) -> dict[str, object]:
-    """One run: ask, learn, examine."""
-    x, truth = torch.from_numpy(images.test.copy()).float() / 255, images.test_labels
+def answered(votes: pate.Votes, truth: np.ndarray, row: Row, seed: int, kept: Path) -> dict[str, object]:
+    """What was asked and what it cost, kept: asking again would be another run."""
+    if kept.exists():
+        return json.loads(kept.read_text())
     labels, answers, bill = asked(votes.take(range(9000)), row, seed)
-    start, known = time.process_time(), labels != pate.ABSTAINED
-    build = functools.partial(networks.student, 1, 28, 10)
-    model = student.train(build, upright(x[:9000]), labels, row.method, course, seed=seed)
-    spent = time.process_time() - start
-    return {
+    known = labels != pate.ABSTAINED
+    found = {
+        "labels": labels.tolist(),
         "asked": answers.asked,
         "answered": len(answers.answered),
         "epsilon_vote_dependent_opened": bill.sealed.unsafe_open(),
@@ -123,19 +126,47 @@ def learned(
         "answers_right": float((labels == truth[:9000])[known].mean()),
         "ensemble_lnmax_0.05": float((pate.LaplaceMax(20.0).answer(votes).labels == truth).mean()),
         "ensemble_plurality": float((votes.counts.argmax(axis=1) == truth).mean()),
-        "student": student.accuracy(model, upright(x[9000:]), truth[9000:]),
-        "cpu_seconds_of_student": spent,
+    }
+    kept.write_text(json.dumps(found) + "\n")
+    return found
+
+
+def member(
+    pool: torch.Tensor, labels: np.ndarray, row: Row, number: int, course: student.Course, kept: Path
+) -> nn.Module:
+    """One student of the answers, kept."""
+    if kept.exists():
+        return student.load(BUILD, kept)
+    model = student.train(BUILD, pool, labels, row.method, course, seed=number)
+    student.save(model, kept, bill={})
+    return model
+
+
+def learned(
+    x: torch.Tensor, truth: np.ndarray, labels: np.ndarray, row: Row, course: student.Course, stem: str
+) -> dict[str, object]:
+    """Students of the answers, and one of what they agree on; the last is what would be published."""
+    pool, exam, start = x[:9000], x[9000:], time.process_time()
+    seed = int(hashlib.sha256(Path(stem).name.encode()).hexdigest()[:6], 16)
+    models = [
+        member(pool, labels, row, seed + number, course, Path(f"{stem}-{number}.safetensors"))
+        for number in range(row.members)
+    ]
+    final = student.train(BUILD, pool, student.agreed(models, pool), LAST, LAST_COURSE, seed=seed)
+    return {
+        "student": student.accuracy(final, exam, truth[9000:]),
+        "first_students": [student.accuracy(model, exam, truth[9000:]) for model in models],
+        "cpu_seconds": time.process_time() - start,
     }
 
 
-def choose(images: datasets.Images, votes: pate.Votes, row: Row, course: student.Course) -> None:
+def choose(images: datasets.Images, votes: pate.Votes, row: Row, steps: int) -> None:
     """Print how far two students of half of the answers agree, for each method. No true label is read."""
     pool = upright(torch.from_numpy(images.test[:9000].copy()).float() / 255)
     labels, _, _ = asked(votes.take(range(9000)), row, 0)
-    build = functools.partial(networks.student, 1, 28, 10)
     print(f"{'':<28}{'with each other':>16}{'with answers':>14}")
-    for name, method in CHOICES.items():
-        found = student.compared(build, pool, labels, method, course)
+    for name, (method, course) in CHOICES.items():
+        found = student.compared(BUILD, pool, labels, method, replace(course, steps=steps))
         print(f"{name:<28}{found.with_each_other:>16.4f}{found.with_answers:>14.4f}", flush=True)
 
 
@@ -151,10 +182,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    images, course = datasets.mnist(), student.Course(**{**vars(COURSE), "steps": options.steps})
+    images, course = datasets.mnist(), replace(COURSE, steps=options.steps)
     if options.choose:
         votes = ensemble(images, options.ensembles[0], options.folder, options.jobs)
-        return choose(images, votes, ROWS[options.rows[0]], course)
+        return choose(images, votes, ROWS[options.rows[0]], options.steps)
     table: dict[str, list[dict[str, object]]] = {name: [] for name in options.rows}
     for name in options.rows:
         for place, seed in enumerate(options.seeds):
@@ -170,16 +201,14 @@ def main() -> None:
 def finished(
     name: str, seed: int, number: int, course: student.Course, images: datasets.Images, options: argparse.Namespace
 ) -> dict[str, object]:
-    """A run that is on disk, or done now and kept."""
-    row = ROWS[name]
-    kept = options.folder / f"{name}-{seed}-{number}.json"
-    settings = {"row": repr(row), "course": repr(course), "seed": seed, "ensemble": number}
-    if kept.exists() and (found := json.loads(kept.read_text()))["settings"] == settings:
-        return found["run"]
-    votes = ensemble(images, number, options.folder, options.jobs)
-    run = {"row": name, "seed": seed, "ensemble": number} | learned(images, votes, row, seed, course)
-    kept.write_text(json.dumps({"settings": settings, "run": run}, indent=2) + "\n")
-    return run
+    """One run, taken from disk as far as it got."""
+    row, votes = ROWS[name], ensemble(images, number, options.folder, options.jobs)
+    mark = hashlib.sha256(repr((row, course, LAST, LAST_COURSE)).encode()).hexdigest()[:8]
+    stem = f"{options.folder}/{name}-seed-{seed}-ensemble-{number}-{mark}"
+    x, truth = upright(torch.from_numpy(images.test.copy()).float() / 255), images.test_labels
+    found = answered(votes, truth, row, seed, Path(f"{stem}-answers.json"))
+    run = {"row": name, "seed": seed, "ensemble": number} | found
+    return run | learned(x, truth, np.array(run.pop("labels")), row, course, stem)
 
 
 def show(table: dict[str, list[dict[str, object]]]) -> None:

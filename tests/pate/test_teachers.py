@@ -298,6 +298,23 @@ def test_settings_are_compared_without_other_labels(tensors, digits):
     assert 1 >= clean.with_answers > wrong.with_answers
 
 
+def test_students_agree_where_their_mean_is_sure():
+    class Told(nn.Module):
+        def __init__(self, chances):
+            super().__init__()
+            self.logits = torch.log(torch.tensor(chances))
+
+        def forward(self, x):
+            return self.logits[: len(x)]
+
+    one = Told([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9]])
+    two = Told([[0.8, 0.2], [0.2, 0.8], [0.1, 0.9]])
+    assert student.agreed([one, two], torch.zeros(3, 1)).tolist() == [0, -1, 1]
+    assert student.agreed([one, two], torch.zeros(3, 1), sure=0.5).tolist() == [0, 0, 1]
+    with pytest.raises(InvalidArgument, match="sure"):
+        student.agreed([one], torch.zeros(3, 1), sure=1.5)
+
+
 def test_a_student_without_labels_is_refused(tensors):
     with pytest.raises(InvalidArgument, match="0 of 30 inputs have a label"):
         student.train(BUILDS["vector"], tensors[0][:30], np.full(30, -1), student.Supervised())

@@ -46,13 +46,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Supervised:
-    """Cross-entropy on the labelled inputs, images lightly warped."""
+    """Cross-entropy on the labelled inputs, images lightly moved."""
 
     warp: float = 1.0
-    shift: int = 2
+    shift: float = 2.0
+    bend: float = 0.0
 
     def loss(self, step: Step) -> Tensor:
-        x = _moved(step.labelled, self.warp, self.shift, step)
+        x = _moved(step.labelled, self.warp, self.shift, step, bend=self.bend)
         return functional.cross_entropy(step.model(x), step.labels, label_smoothing=0.05)
 
 
@@ -67,7 +68,7 @@ class Consistency:
     sure: float = 0.95
     warp: float = 1.5
     shift: float = 3.0
-    bend: float = 0.0
+    bend: float = 1.0
     cut: float = 0.0
     trust: float = 0.3
 
@@ -178,8 +179,9 @@ class Game:
 def _moved(x: Tensor, warp: float, shift: float, step: Step, *, bend: float = 0.0, hole: float = 0.0) -> Tensor:
     if not step.images:
         return x
-    most = min(shift, x.shape[-1] // 9)  # a shift of two pixels is much in a small image
-    return cut(warped(x, warp, step.generator, shift=most, bend=bend), hole, step.generator)
+    size = x.shape[-1]  # a shift of two pixels is much in a small image
+    moved = warped(x, warp, step.generator, shift=min(shift, size // 9), bend=min(bend, size / 28))
+    return cut(moved, hole, step.generator)
 
 
 def _unit(direction: Tensor) -> Tensor:
