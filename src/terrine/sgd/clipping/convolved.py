@@ -15,9 +15,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from terrine.sgd.clipping import workspace
-from terrine.sgd.clipping.contribution import squared_rows
-from terrine.sgd.clipping.patches import Geometry
+from terrine.sgd.clipping import patches, workspace
+from terrine.sgd.clipping.examples import chunks
+from terrine.sgd.clipping.patches import Geometry, Layout
 from terrine.sgd.clipping.scratch import scratch
 
 _CACHE = 3 << 19  # bytes laid out at once, for each thread
@@ -69,38 +69,48 @@ class Convolved:
 
     def _ghost(self) -> Tensor:
         """Squared norms: sum over l, m of <patch_l, patch_m> <out_l, out_m>."""
-        squares = self.out.new_empty(len(self.out))
-        positions = prod(self.out.shape[1:-1])
-        for start, stop in self._parts(_CACHE, prod(self.geometry.sizes(self.image)) ** 2):
-            outs = self.out[start:stop].flatten(1, -2)
-            outer = scratch("outer", (len(outs), positions, positions), outs)
-            torch.bmm(outs, outs.transpose(1, 2), out=outer)
-            inner = self.geometry.products(self.image[start:stop])
-            dots = torch.bmm(inner.view(len(outs), 1, -1), outer.view(len(outs), -1, 1))
-            squares[start:stop] = dots.view(-1)
-        return squares
+        outs = self.out.flatten(1, -2)
+        squares = outs.new_empty(len(outs), 1, 1)
+        step = self._step(_CACHE, prod(self.geometry.sizes(self.image)) ** 2)
+        inner = patches.products(self.geometry, self.image, step)
+        outer = scratch("outer", (step, outs.shape[1], outs.shape[1]), outs)
+        for start, stop in chunks(len(outs), step):
+            part, gram = outs[start:stop], outer[: stop - start]
+            torch.bmm(part, part.transpose(1, 2), out=gram)
+            flat = inner(start, stop).view(stop - start, 1, -1)
+            torch.bmm(flat, gram.view(stop - start, -1, 1), out=squares[start:stop])
+        return squares.view(-1)
 
     def _direct(self) -> tuple[Tensor, Tensor]:
         """The gradients, (bands, n, outputs * the rest), and their squared norms while each is still in cache."""
         if self._rows is None or self._squares is None:
-            n, width = len(self.image), prod(self.geometry.kernel[1:]) * self.shape[1]
-            banded = self.geometry.groups == 1 and 1 < self.geometry.kernel[0] <= 16 and width >= _WIDE
-            bands = self.geometry.kernel[0] if banded else 1
-            rows = workspace.empty(bands, n * prod(self.shape) // bands, self.out).view(bands, n, -1)
-            squares = self.out.new_zeros(n)
-            for start, stop in self._parts(_CACHE * bands, self._patch_numbers()):
-                image, out = self.image[start:stop], self.out[start:stop]
-                if banded:
-                    patches, outs = self.geometry.bands(image), out.flatten(1, -2)
-                else:
-                    whole, outs = self.geometry.unrolled(image, out)
-                    patches = [whole]
-                left = outs.transpose(1, 2)
-                for band, target in zip(patches, rows[:, start:stop], strict=True):
-                    torch.bmm(left, band, out=target.view(len(left), left.shape[1], band.shape[2]))
-                    squares[start:stop] += squared_rows(target)
-            self._rows, self._squares = rows, squares
+            n, bands, groups = len(self.image), self._bands(), self.geometry.groups
+            step = self._step(_CACHE * bands, self._patch_numbers())
+            layout, outs = self._layout(bands, step)
+            left = outs.transpose(-1, -2)
+            rows = workspace.empty(bands, n * prod(self.shape) // bands, self.out).view(bands, n, groups, left.shape[2], -1)
+            norms = self.out.new_empty(bands, n)
+            for start, stop in chunks(n, step):
+                for band, laid in enumerate(layout(start, stop)):
+                    target = rows[band, start:stop]
+                    torch.bmm(left[start:stop].flatten(0, 1), laid.flatten(0, 1), out=target.flatten(0, 1))
+                    torch.linalg.vector_norm(target.flatten(1), dim=1, out=norms[band, start:stop])
+            self._rows, self._squares = rows.flatten(2), norms.square_().sum(0)
         return self._rows, self._squares
+
+    def _bands(self) -> int:
+        lines, width = self.geometry.kernel[0], prod(self.geometry.kernel[1:]) * self.shape[1]
+        return lines if self.geometry.groups == 1 and 1 < lines <= 16 and width >= _WIDE else 1
+
+    def _layout(self, bands: int, step: int) -> tuple[Layout, Tensor]:
+        """Patches, and `out` as (n, groups, positions, outputs / groups), positions in the same order."""
+        if bands > 1:
+            return patches.bands(self.geometry, self.image, step), self.out.flatten(1, -2).unsqueeze(1)
+        if patches.is_short(self.geometry, self.image.shape[-1]):
+            turned = self.out.movedim(1, -2).contiguous()
+            return patches.columns(self.geometry, self.image, step), turned.flatten(1, -2).unsqueeze(1)
+        outs = self.out.flatten(1, -2).unflatten(2, (self.geometry.groups, -1)).transpose(1, 2)
+        return patches.patches(self.geometry, self.image, step), outs
 
     def _summed(self, factor: Tensor) -> Tensor:
         """The weighted sum, shaped as the parameter."""
@@ -113,10 +123,11 @@ class Convolved:
         if by_library and not few(self.out.shape[:-1].numel(), self.out.shape[-1]):
             return self._by_library(scaled)
         total = self.out.new_empty(1, 1, prod(self.shape))
-        for start, stop in self._parts(_LARGE, self._patch_numbers()):
-            patches = self.geometry.patches(self.image[start:stop]).flatten(0, 1)
-            outs = scaled[start:stop].flatten(0, -2)
-            total.view(self.shape[0], -1).addmm_(outs.t(), patches, beta=float(start > 0))
+        step = self._step(_LARGE, self._patch_numbers())
+        layout = patches.patches(self.geometry, self.image, step)
+        for start, stop in chunks(len(scaled), step):
+            (right,), left = layout(start, stop), scaled[start:stop].flatten(0, -2).t()
+            total.view(self.shape[0], -1).addmm_(left, right.flatten(0, 2), beta=float(start > 0))
         return self._placed(total).squeeze(0)
 
     def _by_library(self, scaled: Tensor) -> Tensor:
@@ -138,8 +149,7 @@ class Convolved:
     def _patch_numbers(self) -> int:
         return prod(self.shape[1:]) * self.geometry.groups * prod(self.out.shape[1:-1])
 
-    def _parts(self, limit: int, numbers: int) -> list[tuple[int, int]]:
-        """Runs of examples of so many numbers each that take at most `limit` bytes."""
-        n = len(self.image)
-        step = max(1, min(n, limit * torch.get_num_threads() // (numbers * self.image.element_size())))
-        return [(start, min(start + step, n)) for start in range(0, n, step)]
+    def _step(self, limit: int, numbers: int) -> int:
+        """How many examples of so many numbers each take at most `limit` bytes for each thread."""
+        most = limit * torch.get_num_threads() // (numbers * self.image.element_size())
+        return max(1, min(len(self.image), most))

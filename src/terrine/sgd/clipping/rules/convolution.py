@@ -18,7 +18,7 @@ from torch.nn import functional
 from terrine.sgd.clipping.axis import folded
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.convolved import Convolved, few
-from terrine.sgd.clipping.patches import Geometry
+from terrine.sgd.clipping.patches import Geometry, patches
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
 from terrine.sgd.clipping.scratch import scratch
@@ -98,15 +98,16 @@ class _Product(torch.autograd.Function):
         last, matrix = image.movedim(1, -1), weight.movedim(1, -1).reshape(len(weight), -1)
         ctx.geometry, ctx.like = geometry, last.detach()
         ctx.save_for_backward(matrix)
-        patches = geometry.patches(last).flatten(0, 1)
+        (laid,) = patches(geometry, last, len(last))(0, len(last))
+        rows = laid.flatten(0, 2)
         places = geometry.places(last)
         steps = [prod(places[axis:]) * len(weight) for axis in range(len(places) + 1)]
         out = image.new_empty_strided((len(image), len(weight), *places), (steps[0], 1, *steps[1:]))
-        rows = out.movedim(1, -1).view(-1, len(weight))
+        flat = out.movedim(1, -1).view(-1, len(weight))
         if bias is None:
-            torch.mm(patches, matrix.t(), out=rows)
+            torch.mm(rows, matrix.t(), out=flat)
         else:
-            torch.addmm(bias, patches, matrix.t(), out=rows)
+            torch.addmm(bias, rows, matrix.t(), out=flat)
         return out
 
     @staticmethod
