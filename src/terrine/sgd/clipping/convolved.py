@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 from terrine.sgd.clipping import patches, workspace
+from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.patches import Geometry, Layout
 from terrine.sgd.clipping.scratch import scratch
 
-_CACHE = 3 << 19  # bytes laid out at once, for each thread
+_CACHE = 2 << 20  # bytes laid out at once, for each thread
 _LARGE = 16 << 20  # bytes of patches laid out for one product of large matrices
 _KEPT = 48.0  # multiply-adds in the time one number of a gradient takes to memory and back
 _GATHERED = 120.0  # multiply-adds in the time it takes to add up one entry of a Gram matrix
-_WIDE = 48  # columns from which on a product for each band pays for laying out less
+_WIDE, _LONG = 48, 64  # columns and positions from which on a product for each band pays for laying out less
 _FEW = 2  # patches to an output channel up to which a product of matrices beats the library's convolution
 
 
@@ -56,14 +57,16 @@ class Convolved:
     def dense(self) -> Tensor:
         return self._placed(self._direct()[0])
 
-    def drop(self, examples: Tensor) -> Convolved:
+    def drop(self, examples: Tensor) -> Contribution:
+        if self._rows is not None:
+            return Dense(self.dense()).drop(examples)
         mask = examples.view(-1, *[1] * (self.out.dim() - 1))
         return Convolved(self.image.masked_fill(mask, 0.0), self.out.masked_fill(mask, 0.0), self.geometry, self.shape)
 
     def _prefers_direct(self) -> bool:
         if self.geometry.groups > 1:
             return True
-        pixels, positions = prod(self.geometry.sizes(self.image)), prod(self.out.shape[1:-1])
+        pixels, positions = prod(self.image.shape[1:-1]), prod(self.out.shape[1:-1])
         ghost = pixels**2 * (self.image.shape[-1] + _GATHERED) + positions**2 * self.out.shape[-1]
         return _KEPT * prod(self.shape) <= ghost
 
@@ -71,7 +74,7 @@ class Convolved:
         """Squared norms: sum over l, m of <patch_l, patch_m> <out_l, out_m>."""
         outs = self.out.flatten(1, -2)
         squares = outs.new_empty(len(outs), 1, 1)
-        step = self._step(_CACHE, prod(self.geometry.sizes(self.image)) ** 2)
+        step = self._step(_CACHE, prod(self.image.shape[1:-1]) ** 2)
         inner = patches.products(self.geometry, self.image, step)
         outer = scratch("outer", (step, outs.shape[1], outs.shape[1]), outs)
         for start, stop in chunks(len(outs), step):
@@ -96,11 +99,13 @@ class Convolved:
                     torch.bmm(left[start:stop].flatten(0, 1), laid.flatten(0, 1), out=target.flatten(0, 1))
                     torch.linalg.vector_norm(target.flatten(1), dim=1, out=norms[band, start:stop])
             self._rows, self._squares = rows.flatten(2), norms.square_().sum(0)
+            self.image = self.out = self.out[:0]  # all that is needed of them is in the rows
         return self._rows, self._squares
 
     def _bands(self) -> int:
         lines, width = self.geometry.kernel[0], prod(self.geometry.kernel[1:]) * self.shape[1]
-        return lines if self.geometry.groups == 1 and 1 < lines <= 16 and width >= _WIDE else 1
+        large = width >= _WIDE and prod(self.out.shape[1:-1]) >= _LONG
+        return lines if self.geometry.groups == 1 and 1 < lines <= 16 and large else 1
 
     def _layout(self, bands: int, step: int) -> tuple[Layout, Tensor]:
         """Patches, and `out` as (n, groups, positions, outputs / groups), positions in the same order."""

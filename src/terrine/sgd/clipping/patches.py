@@ -11,7 +11,7 @@ scratch memory, and the next layout overwrites it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -130,20 +130,27 @@ def bands(geometry: Geometry, image: Tensor, most: int) -> Layout:
 def products(geometry: Geometry, image: Tensor, most: int) -> Callable[[int, int], Tensor]:
     """<patch_l, patch_m> of every example, (n, positions, positions). One group.
 
-    Each is a sum over the kernel of the products of two pixels, taken one dimension after the other.
+    Each is a sum over the kernel of the products of two pixels, taken one dimension after the other. No border is
+    needed but, for the last dimension, enough zeros between one line and the next.
     """
-    border, places = _Border(geometry, image, most), geometry.places(image)
-    last = len(places) - 1
+    places, last = geometry.places(image), len(geometry.kernel) - 1
+    between = 0
+    if geometry.stride[last] == 1:
+        between = max(*geometry.padding[last], places[last] - image.shape[-2])
+    border = _Border(replace(geometry, padding=((0, 0),) * last + ((0, between),)), image, most)
+    sizes = [*image.shape[1:-2], image.shape[-2] + between]
 
     def multiply(start: int, stop: int) -> Tensor:
         pixels = border.base[border(start, stop)].flatten(1, -2)
         gram = scratch("gram", (len(pixels), *[pixels.shape[1]] * 2), pixels)
         torch.bmm(pixels, pixels.transpose(1, 2), out=gram)
         before = 1
-        for axis, (size, place) in enumerate(zip(geometry.sizes(image), places, strict=True)):
-            if axis == last and geometry.stride[axis] == 1:
-                return _along_rows(geometry, gram, before, size, place)
-            gram = _along(geometry, gram, axis, before, size, place)
+        for axis, (size, place, stride) in enumerate(zip(sizes, places, geometry.stride, strict=True)):
+            low, dilation = geometry.padding[axis][0], geometry.dilation[axis]
+            shifts = [k * dilation - low for k in range(geometry.kernel[axis])]
+            if axis == last and stride == 1:
+                return _along_lines(gram, shifts, before, size, place)
+            gram = _along(gram, shifts, before, size, place, stride)
             before *= place
         return gram
 
@@ -183,35 +190,42 @@ def _copy(
     return lambda here: target[: here.stop - here.start].copy_(source[here])
 
 
-def _along(geometry: Geometry, gram: Tensor, axis: int, before: int, size: int, place: int) -> Tensor:
-    """(n, before * size * after, the same) summed along the kernel's `axis`: `place` where `size` was."""
-    stride, dilation = geometry.stride[axis], geometry.dilation[axis]
-    n, row = gram.shape[:2]
-    after = row // (before * size)
-    steps = (size * after, stride * after, 1)
-    shape = (n, *(before, place, after) * 2)
-    strides = (row * row, *(step * row for step in steps), *steps)
-    starts = [k * dilation * after * (row + 1) for k in range(geometry.kernel[axis])]
-    return _sum(f"summed {axis}", gram, shape, strides, starts).view(n, before * place * after, -1)
+def _along(gram: Tensor, shifts: list[int], before: int, size: int, place: int, stride: int) -> Tensor:
+    """(n, before * size * after, the same) summed along one dimension of the kernel: `place` where `size` was."""
+    n, after = len(gram), gram.shape[1] // (before * size)
+    source = gram.view(n, *(before, size, after) * 2)
+    total = scratch(f"summed {before} {after}", (n, *(before, place, after) * 2), gram)
+    parts = []
+    for shift in shifts:
+        first, stop = max(0, -(shift // stride)), min(place, (size - 1 - shift) // stride + 1)
+        if first < stop:
+            at = slice(first * stride + shift, (stop - 1) * stride + shift + 1, stride)
+            here = slice(first, stop)
+            parts.append((total[:, :, here, :, :, here], source[:, :, at, :, :, at]))
+    _add_up(total, parts)
+    return total.view(n, before * place * after, -1)
 
 
-def _along_rows(geometry: Geometry, gram: Tensor, before: int, size: int, place: int) -> Tensor:
-    """The same for the last dimension and stride 1: a shift along whole rows, and what crosses lines left out."""
-    n, row = gram.shape[:2]
-    long = row - (size - place)
-    starts = [k * geometry.dilation[-1] * (row + 1) for k in range(geometry.kernel[-1])]
-    total = _sum("summed rows", gram, (n, long, long), (row * row, row, 1), starts)
+def _along_lines(gram: Tensor, shifts: list[int], before: int, size: int, place: int) -> Tensor:
+    """The same for the last dimension and stride 1: a shift along whole lines, between which there are zeros."""
+    n, long = gram.shape[:2]
+    total = scratch("summed lines", (n, long, long), gram)
+    parts = []
+    for shift in shifts:
+        here = slice(max(0, -shift), long - max(0, shift))
+        at = slice(here.start + shift, here.stop + shift)
+        parts.append((total[:, here, here], gram[:, at, at]))
+    _add_up(total, parts)
     shape, strides = (before, place, before, place), (size * long, long, size, 1)
     return _copy("summed", total, shape, strides, n)(slice(0, n)).view(n, before * place, -1)
 
 
-def _sum(purpose: str, tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], starts: list[int]) -> Tensor:
-    """The sum of views of `tensor` that start at these offsets."""
-    total = scratch(purpose, shape, tensor)
-    first, *others = (tensor.as_strided(shape, strides, tensor.storage_offset() + start) for start in starts)
-    if not others:
-        return total.copy_(first)
-    torch.add(first, others[0], out=total)
-    for other in others[1:]:
-        total.add_(other)
-    return total
+def _add_up(total: Tensor, parts: list[tuple[Tensor, Tensor]]) -> None:
+    """Fill `total` with the sum of these parts of it."""
+    parts.sort(key=lambda part: part[0].numel(), reverse=True)
+    if parts and parts[0][0].numel() == total.numel():
+        total.copy_(parts.pop(0)[1])
+    else:
+        total.zero_()
+    for target, source in parts:
+        target.add_(source)

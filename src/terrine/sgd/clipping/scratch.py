@@ -27,3 +27,10 @@ def scratch(purpose: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     if block is None or block.numel() < size:
         block = kept[key] = like.new_empty(size)
     return block[:size].view(shape)
+
+
+def scratch_like(purpose: str, tensor: Tensor) -> Tensor:
+    """The same with the shape of `tensor`, and its order of dimensions in memory."""
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    made = scratch(purpose, tuple(tensor.shape[axis] for axis in order), tensor)
+    return made.permute([order.index(axis) for axis in range(tensor.dim())])

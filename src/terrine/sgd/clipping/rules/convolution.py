@@ -72,10 +72,10 @@ def _found(
 
 
 def _channels_last(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same arguments with channels last in memory, where convolutions are fastest."""
+    """The same arguments with the image's channels last in memory, where convolutions are fastest."""
     if args[0].dim() not in (4, 5) or args[0].device.type != "cpu":
         return args
-    return (*(_last(tensor) for tensor in args[:2]), *args[2:])
+    return (_last(args[0]), *args[1:])
 
 
 def _last(tensor: Tensor) -> Tensor:
@@ -95,27 +95,33 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        last, matrix = image.movedim(1, -1), weight.movedim(1, -1).reshape(len(weight), -1)
+        last, width = image.movedim(1, -1), len(weight)
         ctx.geometry, ctx.like = geometry, last.detach()
-        ctx.save_for_backward(matrix)
-        (laid,) = patches(geometry, last, len(last))(0, len(last))
-        rows = laid.flatten(0, 2)
+        ctx.save_for_backward(weight)
         places = geometry.places(last)
-        steps = [prod(places[axis:]) * len(weight) for axis in range(len(places) + 1)]
-        out = image.new_empty_strided((len(image), len(weight), *places), (steps[0], 1, *steps[1:]))
-        flat = out.movedim(1, -1).view(-1, len(weight))
+        steps = [prod(places[axis:]) * width for axis in range(len(places) + 1)]
+        out = image.new_empty_strided((len(image), width, *places), (steps[0], 1, *steps[1:]))
+        (laid,), rows = patches(geometry, last, len(last))(0, len(last)), out.movedim(1, -1).view(-1, width)
         if bias is None:
-            torch.mm(rows, matrix.t(), out=flat)
+            torch.mm(laid.flatten(0, 2), _matrix(weight).t(), out=rows)
         else:
-            torch.addmm(bias, rows, matrix.t(), out=flat)
+            torch.addmm(bias, laid.flatten(0, 2), _matrix(weight).t(), out=rows)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (matrix,) = ctx.saved_tensors
+        matrix = _matrix(ctx.saved_tensors[0])
         out = gradients[0].movedim(1, -1).flatten(0, -2)
         columns = torch.mm(out, matrix, out=scratch("patches", (len(out), matrix.shape[1]), matrix))
         return ctx.geometry.scattered(columns, ctx.like).contiguous().movedim(-1, 1), None, None, None
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """(outputs, kernel * channels) of a weight (outputs, channels, *kernel)."""
+    last = weight.movedim(1, -1)
+    if not last.is_contiguous():
+        last = scratch("weight", tuple(last.shape), weight).copy_(last)
+    return last.flatten(1)
 
 
 def _by_product(
