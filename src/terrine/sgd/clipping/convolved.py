@@ -127,7 +127,7 @@ class Convolved:
         by_library = all(low == high for low, high in self.geometry.padding)
         if by_library and not few(self.out.shape[:-1].numel(), self.out.shape[-1]):
             return self._by_library(scaled)
-        total = self.out.new_empty(1, 1, prod(self.shape))
+        total = scratch("weight", (1, 1, prod(self.shape)), self.out)
         step = self._step(_LARGE, self._patch_numbers())
         layout = patches.patches(self.geometry, self.image, step)
         for start, stop in chunks(len(scaled), step):

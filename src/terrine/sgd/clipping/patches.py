@@ -20,7 +20,7 @@ from torch import Tensor
 
 from terrine.sgd.clipping.scratch import scratch
 
-_SHORT = 32  # numbers: a shorter run is not worth a copy of its own
+_SHORT = 9  # numbers: a shorter run is not worth a copy of its own
 
 
 @dataclass(frozen=True)

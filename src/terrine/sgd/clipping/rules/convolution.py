@@ -1,8 +1,7 @@
 """Convolutions: a linear map applied to every patch, so g_W = sum over patches l of y'_l patch_l^T.
 
 A transposed convolution is the same with input and output gradient exchanged. The forward pass runs with channels
-last in memory, where convolutions are fastest, and as one product of matrices where the weight is large and the
-patches are few: there the library spends its time on rearranging the weight.
+last in memory, where convolutions are fastest.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from torch.nn import functional
 
 from terrine.sgd.clipping.axis import folded
 from terrine.sgd.clipping.contribution import Contribution, Dense
-from terrine.sgd.clipping.convolved import Convolved, few
-from terrine.sgd.clipping.patches import Geometry, patches
+from terrine.sgd.clipping.convolved import Convolved
+from terrine.sgd.clipping.convolving import convolve
+from terrine.sgd.clipping.patches import Geometry
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
-from terrine.sgd.clipping.scratch import scratch
 from terrine.sgd.clipping.tape import COMPUTE, PREPARE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
@@ -90,41 +89,7 @@ def _last(tensor: Tensor) -> Tensor:
 PREPARE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _channels_last))
 
 
-class _Product(torch.autograd.Function):
-    """A convolution as one product of its patches with its weight; nothing flows back to the weight."""
-
-    @staticmethod
-    def forward(ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        last, width = image.movedim(1, -1), len(weight)
-        ctx.geometry, ctx.like = geometry, last.detach()
-        ctx.save_for_backward(weight)
-        places = geometry.places(last)
-        steps = [prod(places[axis:]) * width for axis in range(len(places) + 1)]
-        out = image.new_empty_strided((len(image), width, *places), (steps[0], 1, *steps[1:]))
-        (laid,), rows = patches(geometry, last, len(last))(0, len(last)), out.movedim(1, -1).view(-1, width)
-        if bias is None:
-            torch.mm(laid.flatten(0, 2), _matrix(weight).t(), out=rows)
-        else:
-            torch.addmm(bias, laid.flatten(0, 2), _matrix(weight).t(), out=rows)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        matrix = _matrix(ctx.saved_tensors[0])
-        out = gradients[0].movedim(1, -1).flatten(0, -2)
-        columns = torch.mm(out, matrix, out=scratch("patches", (len(out), matrix.shape[1]), matrix))
-        return ctx.geometry.scattered(columns, ctx.like).contiguous().movedim(-1, 1), None, None, None
-
-
-def _matrix(weight: Tensor) -> Tensor:
-    """(outputs, kernel * channels) of a weight (outputs, channels, *kernel)."""
-    last = weight.movedim(1, -1)
-    if not last.is_contiguous():
-        last = scratch("weight", tuple(last.shape), weight).copy_(last)
-    return last.flatten(1)
-
-
-def _by_product(
+def _computed(
     image: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -133,16 +98,14 @@ def _by_product(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Tensor, None] | None:
-    """The convolution as one product, where that is faster."""
+    """The convolution by another way than the library's, where that is faster."""
     if groups > 1 or image.dim() != weight.dim() or image.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
         return None
-    geometry = _geometry(weight, stride, padding, dilation, groups)
-    if not few(len(image) * prod(geometry.places(image.movedim(1, -1))), len(weight)):
-        return None
-    return _Product.apply(image, weight, bias, geometry), None  # type: ignore[no-untyped-call]
+    out = convolve(image, weight, bias, _geometry(weight, stride, padding, dilation, groups))
+    return None if out is None else (out, None)
 
 
-COMPUTE.update(dict.fromkeys((functional.conv1d, functional.conv2d, functional.conv3d), _by_product))
+COMPUTE.update(dict.fromkeys((functional.conv1d, functional.conv2d, functional.conv3d), _computed))
 
 
 def _channels(tensor: Tensor) -> Tensor:
