@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import json
 import math
 import multiprocessing
@@ -163,25 +162,52 @@ def plain(work: Workload, memory_format: torch.memory_format = torch.contiguous_
 
 
 def terrine(work: Workload) -> Step:
-    from terrine.sgd.clipping import clipped_sum
-    from terrine.sgd.noise import Key, Purpose
+    """What `sgd.Trainer` does with a lot: it computes the clipped sum itself."""
+    from terrine.sgd import clipped_sum
 
     model, (x, y) = work.model(), work.lot()
-    parameters = dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    criterion = nn.CrossEntropyLoss()
-    key, taken = Key.fresh(), itertools.count()
+    criterion, state = nn.CrossEntropyLoss(), private(model, len(x))
 
     def step() -> None:
         optimizer.zero_grad()
-        sums, _ = clipped_sum(model, criterion, x, y, clip=CLIP)
-        draw = key.draw(Purpose.NOISE, next(taken))
-        for name, parameter in parameters.items():
-            draw.protect(sums[name], NOISE * CLIP)
-            parameter.grad = sums[name].div_(len(x))
+        state.begin()
+        state.add(clipped_sum(model, criterion, x, y, clip=CLIP))
+        state.release(optimizer)
         optimizer.step()
 
     return step
+
+
+def terrine_loop(work: Workload) -> Step:
+    """An ordinary loop after `sgd.make_private`; only the lot is always the same, as it is for the others."""
+    from terrine.sgd.clipping import Recorder
+    from terrine.sgd.lots import Piece
+    from terrine.sgd.private import Run
+
+    model, lot = work.model(), work.lot()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    criterion = nn.CrossEntropyLoss()
+    run = Run(private(model, len(lot[0])), optimizer, Recorder(model, clip=CLIP))
+
+    def step() -> None:
+        x, y = run.begin(lot, Piece(len(lot[0]), last=True))
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+        run.finish()
+
+    return step
+
+
+def private(model: nn.Module, lot: int) -> Any:
+    """The state of a private run that never ends."""
+    from terrine import sgd
+    from terrine.sgd.noise import Key
+    from terrine.sgd.step import Step
+
+    plan = sgd.Plan(examples=100 * lot, lot=lot, steps=1_000_000, clip=CLIP, noise=NOISE, delta=1e-5)
+    return Step(model, plan, Key.fresh())
 
 
 def opacus(work: Workload, mode: str) -> Step:
@@ -216,6 +242,7 @@ CANDIDATES: dict[str, Callable[[Workload], Step]] = {
     "plain": plain,
     "plain channels_last": lambda work: plain(work, torch.channels_last),
     "terrine": terrine,
+    "terrine loop": terrine_loop,
     "opacus hooks": lambda work: opacus(work, "hooks"),
     "opacus ghost": lambda work: opacus(work, "ghost"),
 }
