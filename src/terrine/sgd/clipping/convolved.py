@@ -73,16 +73,15 @@ class Convolved:
     def _ghost(self) -> Tensor:
         """Squared norms: sum over l, m of <patch_l, patch_m> <out_l, out_m>."""
         outs = self.out.flatten(1, -2)
-        squares = outs.new_empty(len(outs), 1, 1)
+        squares = outs.new_empty(len(outs))
         step = self._step(_CACHE, prod(self.image.shape[1:-1]) ** 2)
         inner = patches.products(self.geometry, self.image, step)
         outer = scratch("outer", (step, outs.shape[1], outs.shape[1]), outs)
         for start, stop in chunks(len(outs), step):
             part, gram = outs[start:stop], outer[: stop - start]
             torch.bmm(part, part.transpose(1, 2), out=gram)
-            flat = inner(start, stop).view(stop - start, 1, -1)
-            torch.bmm(flat, gram.view(stop - start, -1, 1), out=squares[start:stop])
-        return squares.view(-1)
+            torch.linalg.vecdot(inner(start, stop).flatten(1), gram.flatten(1), out=squares[start:stop])
+        return squares
 
     def _direct(self) -> tuple[Tensor, Tensor]:
         """The gradients, (bands, n, outputs * the rest), and their squared norms while each is still in cache."""
