@@ -216,7 +216,7 @@ def test_a_rule_of_ones_own_is_used():
         model = nn.Sequential(nn.Linear(5, 5), Scale(), nn.Linear(5, 3)).double()
         x, y, criterion = torch.randn(6, 5).double(), torch.randint(3, (6,)), nn.CrossEntropyLoss()
         expected = loop(model, criterion, x, y, 0.5)
-        assert_same(clipped_sum(model, criterion, x, y, clip=0.5), expected)
+        assert_same(clipped_sum(model, criterion, x, y, clip=0.5, chunk=6), expected)
         recorder = Recorder(model, clip=0.5)
         criterion(model(x), y).backward()
         assert_same(recorder.collect(scale=6), expected)

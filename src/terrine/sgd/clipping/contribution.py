@@ -81,21 +81,21 @@ class Outer:
     _rows: Tensor | None = field(default=None, repr=False)
 
     def squares(self) -> Tensor:
-        _, positions, width = self.inputs.shape
+        n, positions, width = self.inputs.shape
         height = self.gradients.shape[2]
         if positions == 1:
             inputs, gradients = self.input_squares, self.gradient_squares
             inputs = squared_rows(self.inputs.flatten(1)) if inputs is None else inputs
             return inputs * (squared_rows(self.gradients.flatten(1)) if gradients is None else gradients)
-        if prefers_direct(positions, width, height):
-            return squared_rows(self._direct())
+        if prefers_direct(positions, width, height) and workspace.fits(n * width * height, self.gradients):
+            return self._direct_squares()
         return self.ghost()
 
     def ghost(self) -> Tensor:
         """The squared norms by Gram matrices."""
         inner = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
         outer = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
-        return torch.bmm(inner.view(len(inner), 1, -1), outer.view(len(outer), -1, 1)).view(-1)
+        return inner.mul_(outer).sum((1, 2))
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         if self._rows is not None:
@@ -123,12 +123,23 @@ class Outer:
 
     def _direct(self) -> Tensor:
         if self._rows is None:
-            n, _, width = self.inputs.shape
-            height = self.gradients.shape[2]
-            rows = workspace.empty(n, height * width, self.gradients)
-            torch.bmm(self.gradients.transpose(1, 2), self.inputs, out=rows.view(n, height, width))
-            self._rows = rows
+            self._direct_squares()
+        assert self._rows is not None
         return self._rows
+
+    def _direct_squares(self) -> Tensor:
+        """The gradients themselves, a few at a time, and their squared norms while they are in the cache."""
+        n, _, width = self.inputs.shape
+        height = self.gradients.shape[2]
+        left = self.gradients.transpose(1, 2)
+        self._rows = workspace.empty(n, height * width, self.gradients)
+        squares = torch.empty(n, dtype=self._rows.dtype, device=self._rows.device)
+        step = torch.get_num_threads() * max(1, CACHED // (height * width))
+        for start in range(0, n, step):
+            rows = self._rows[start : start + step]
+            torch.bmm(left[start : start + step], self.inputs[start : start + step], out=rows.view(-1, height, width))
+            torch.linalg.vector_norm(rows, dim=1, out=squares[start : start + step])
+        return squares.square_()
 
 
 @dataclass
@@ -216,6 +227,8 @@ def prefers_direct(positions: int, width: int, height: int) -> bool:
 
 TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memory and back, twice
 
+
+CACHED = 1 << 18  # numbers that stay in a core's cache from one operation to the next
 
 SKINNY, SHORT = 128, 48  # into a matrix of at most so few rows, products go faster by so few positions at a time
 

@@ -7,6 +7,7 @@ lie in blocks that the model's next part, and its next lot, will use again; else
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Iterator
@@ -44,9 +45,28 @@ def empty(rows: int, width: int, like: Tensor) -> Tensor:
         return like.new_empty(rows, width)
     fitting = [i for i, block in enumerate(free) if size <= block.numel() <= 2 * size and block.dtype == like.dtype]
     best = min(fitting, key=lambda i: free[i].numel(), default=None)
+    if best is None and free:
+        del free[0]  # what no longer fits makes room
     block = free.pop(best) if best is not None else torch.empty(size, dtype=like.dtype)
     _here.taken.append(block)
     return block[:size].view(rows, width)
+
+
+@contextmanager
+def limited(room: float) -> Iterator[None]:
+    """Within, `fits` says whether so many bytes of per-example gradients may be kept."""
+    before = getattr(_here, "room", math.inf)
+    _here.room = room
+    try:
+        yield
+    finally:
+        _here.room = before
+
+
+def fits(size: int, like: Tensor) -> bool:
+    """Whether there is room to keep `size` more numbers of the type of `like`."""
+    room: float = getattr(_here, "room", math.inf)
+    return size * like.element_size() <= room
 
 
 def sum_of(parameter: Tensor, dtype: torch.dtype) -> Tensor:
