@@ -13,8 +13,7 @@ from oracle import assert_same, loop
 from torch import nn
 from torch.nn import functional
 
-from terrine.sgd.clipping import Recorder, clipped_sum
-from terrine.sgd.clipping.rules import convolution
+from terrine.sgd.clipping import Recorder, clipped_sum, convolved
 
 N = 5
 CLIP = 0.7
@@ -310,12 +309,12 @@ def test_an_input_changed_in_place_after_its_use_is_refused_as_autograd_does():
 
 SMALL = st.integers(1, 3)
 WAYS = {
-    "as measured": {"_BANDED": convolution._BANDED},
-    "direct, whole patches": {"_SLOWER": -1e30, "_BANDED": 1 << 30},
-    "direct, bands": {"_SLOWER": -1e30, "_BANDED": 1},
-    "direct, one example at a time": {"_SLOWER": -1e30, "_BANDED": 1, "_CACHE": 1},
-    "ghost of pixels": {"_GATHERED": -1e30},
-    "ghost of patches": {"_SLOWER": 1e30, "_GATHERED": 1e30, "_LARGE": 1},
+    "as measured": {"_KEPT": convolved._KEPT},
+    "direct, whole patches": {"_KEPT": 0.0, "_WIDE": 1 << 30},
+    "direct, bands": {"_KEPT": 0.0, "_WIDE": 1, "_LONG": 1},
+    "direct, one example at a time": {"_KEPT": 0.0, "_WIDE": 1, "_LONG": 1, "_CACHE": 1},
+    "ghost, sum by product": {"_KEPT": 1e30, "_FEW": 1 << 30, "_LARGE": 1},
+    "ghost, sum by library": {"_KEPT": 1e30, "_FEW": 0},
 }  # costs that force each way a convolution can take
 
 
@@ -335,7 +334,7 @@ def test_convolutions_of_every_shape(data, way):
     torch.manual_seed(data.draw(st.integers(0, 99)))
     model = kind(each, out, kernel, stride, padding, dilation=tuple(dilation), groups=groups, bias=bias).double()
     x, y = R(3, each, *sizes).double(), torch.linspace(0, 1, 3).double()
-    with mock.patch.multiple(convolution, **WAYS[way]):
+    with mock.patch.multiple(convolved, **WAYS[way]):
         clipped = clipped_sum(model, criterion, x, y, clip=CLIP)
     assert_same(clipped, loop(model, criterion, x, y, CLIP))
 

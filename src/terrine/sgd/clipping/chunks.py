@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from terrine.sgd.clipping.examples import Lot, chunks, trained
 
 FIRST = 4  # examples in the part that is measured
-LEAST, MOST = 16 << 20, 320 << 20  # bytes of one part
+LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
 SHARE = 0.85  # of what the plain step would keep
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
 
@@ -50,7 +50,7 @@ def stops(
 
 def fitting(activations: float, gradients: float, size: int, parameters: int) -> int:
     """How many examples make one part of a lot: what the plain step would keep, for activations and kept gradients."""
-    target = min(max(LEAST, SHARE * activations * size + 2 * parameters), MOST)
+    target = min(max(LEAST, SHARE * activations * size), MOST) + 2 * parameters
     return max(1, int(target / max(activations + gradients, 1.0)))
 
 
