@@ -14,6 +14,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -71,8 +72,12 @@ class Draw:
     def __init__(self, secret: bytes, purpose: Purpose, step: int) -> None:
         self._cipher = algorithms.AES(secret)
         self._address = int(purpose).to_bytes(1, "big") + step.to_bytes(7, "big")
-        self.fill = self.segment(0)
         self._normal = 1
+
+    @cached_property
+    def fill(self) -> Callable[[Words], None]:
+        """What overwrites arrays with the bits that are read in order."""
+        return self.segment(0)
 
     def segment(self, index: int) -> Callable[[Words], None]:
         """What overwrites arrays, one after the other, with the random bits of one segment."""

@@ -71,14 +71,12 @@ def fits(size: int, like: Tensor) -> bool:
 
 def sum_of(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """Uninitialised memory for a sum as large as `parameter`: the last lot's, where that is nobody's any more."""
-    kept = _sums.get(parameter)
-    if kept is not None and kept.dtype == dtype and kept.shape == parameter.shape and _holders(kept) == _ALONE:
-        memory: Tensor = kept.view(kept.shape)
-        return memory
-    fresh = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
-    if parameter.numel() >= _LARGE and parameter.device.type == "cpu":
-        _sums[parameter] = fresh
-    return fresh.view(fresh.shape)
+    if parameter.numel() < _LARGE or parameter.device.type != "cpu":
+        return torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
+    kept: Tensor | None = _sums.get(parameter)
+    if kept is None or kept.dtype != dtype or kept.shape != parameter.shape or _holders(kept) != _ALONE:
+        kept = _sums[parameter] = torch.empty(parameter.shape, dtype=dtype)
+    return kept.view(kept.shape)
 
 
 def _holders(tensor: Tensor) -> int:

@@ -99,10 +99,15 @@ def _trailing(use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: Pie
     found: Found = []
     if weight is not None:
         rows = wide(by_example(scaled, use.where, use.examples, dims))
-        found.append((weight, Dense((rows * gradients).sum(1))))
+        found.append((weight, Dense(_once(rows * gradients))))
     if bias is not None:
-        found.append((bias, Dense(gradients.sum(1))))
+        found.append((bias, Dense(_once(gradients))))
     return found
+
+
+def _once(rows: Tensor) -> Tensor:
+    """The sum over positions; where there is one, the rows themselves."""
+    return rows.sum(1) if rows.shape[1] != 1 else rows.squeeze(1)
 
 
 def _positions(tensor: Tensor, fold: int) -> Tensor:
