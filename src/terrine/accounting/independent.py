@@ -156,20 +156,25 @@ class _Flat:
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
         self.loss = np.concatenate([part.losses.loss for part in parts])
-        mass = np.concatenate([part.losses.mass for part in parts])
-        self.powers = np.stack([mass, mass * self.loss, mass * self.loss**2])
+        self.mass = np.concatenate([part.losses.mass for part in parts])
         self.sizes = np.array([part.losses.loss.size for part in parts])
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.times = np.array([part.times for part in parts], dtype=float)
         self.escaped = np.array([part.losses.escaped for part in parts])
 
+    @cached_property
+    def powers(self) -> Floats:
+        """Masses, times the loss, times its square."""
+        first = self.mass * self.loss
+        return np.stack([self.mass, first, first * self.loss])
+
     def log_moments(self, orders: Floats) -> Floats:
         """log E[e^(order L)] for each order and part, small ones to full relative precision."""
         exponent = orders[:, None] * self.loss
         if exponent.max() < 30:
-            moved: Floats = np.add.reduceat(np.expm1(exponent) * self.powers[0], self.starts, axis=1)
+            moved: Floats = np.add.reduceat(np.expm1(exponent) * self.mass, self.starts, axis=1)
             return np.asarray(np.log1p(moved - self.escaped), dtype=float)
-        top, sums = self.sums(exponent, self.powers[0])
+        top, sums = self.sums(exponent, self.mass)
         result: Floats = top + np.log(sums)
         return result
 

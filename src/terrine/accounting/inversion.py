@@ -90,6 +90,8 @@ def choose(composition: Composition, tilt: float, epsilon: float, delta: float, 
         _settings(composition, orders[i], values[i], epsilon, math.log(_SPARE * delta), precision)
         for i in range(tilts.size)
     ]
+    if len(candidates) == 1:
+        return candidates[0]
     rounding = sum(part.times for part in composition.parts) * _TYPICAL_ERROR
     floor = math.log(1e-5 * delta)
 
@@ -137,12 +139,7 @@ class Inversion:
 
     def __post_init__(self) -> None:
         now = self.settings
-        densities, stop = self._serve()
-        parts = self.composition.parts
-        stretches = [
-            one if isinstance(one, _Stretch) else _Stretch(part, now.tilt)
-            for part, one in zip(parts, densities, strict=True)
-        ]
+        stretches, stop = self._serve()
         count = math.ceil(stop / now.step) + 1
         t: Floats = now.step * np.arange(count, dtype=float)
         z: Complexes = np.asarray(now.tilt + 1j * t, dtype=complex)
@@ -161,33 +158,39 @@ class Inversion:
         self.doubt = doubt
         self.frequency = t
 
-    def _serve(self) -> tuple[list[_Stretch | TiltedDensity], float]:
-        """Find where to stop, and give the composition nodes that serve up to there; again, if moments change much."""
-        tilt = self.settings.tilt
-        highest = tilt if self.is_upper else 2 * tilt  # a lower bound needs Chernoff's bounds, too
-        worth_skipping = _WORTH_SKIPPING
+    def _serve(self) -> tuple[list[_Stretch], float]:
+        """Find where to stop, and give the parts nodes that serve up to there; again, if moments change much."""
+        tilt, worth_skipping = self.settings.tilt, _WORTH_SKIPPING
         for _ in range(3):
             parts, moments = self.composition.parts, self.composition.log_moments(tilt)
             densities = [_density(part, tilt, one) for part, one in zip(parts, moments, strict=True)]
-            stop, self.rest = self._where_to_stop(densities, worth_skipping)
-            if not any(part.losses.nodes for part in parts):
-                return densities, stop
+            stop, self.rest = self._where_to_stop(densities, moments, worth_skipping)
             try:
-                refined = tuple(
-                    part.refined(tilt, stop, one, highest=highest) for part, one in zip(parts, moments, strict=True)
-                )
+                stretches = self._stretches(densities, moments, stop)
             except Crowded:
                 if worth_skipping == 0:
                     raise
                 worth_skipping = 0
                 continue
-            self.composition = replace(self.composition, parts=refined)
-            now = self.composition.log_moments(tilt)
-            apart = sum(part.times * abs(one - two) for part, one, two in zip(parts, now, moments, strict=True))
+            apart = sum(one.times * abs(one.log_moment - old) for one, old in zip(stretches, moments, strict=True))
             if apart < _SETTLED:
                 self.rest += apart / (1 - MOST_DECAY)  # what the bounds on transforms owe to the old moments
-                return densities, stop
+                return stretches, stop
         raise Crowded
+
+    def _stretches(
+        self, densities: list[_Stretch | TiltedDensity], moments: list[float], stop: float
+    ) -> list[_Stretch]:
+        """All parts under the tilt, on nodes that serve up to `stop`, which the composition keeps."""
+        tilt = self.settings.tilt
+        highest = tilt if self.is_upper else 2 * tilt  # a lower bound needs Chernoff's bounds, too
+        parts, stretches = [], []
+        for part, density, moment in zip(self.composition.parts, densities, moments, strict=True):
+            refined = part.refined(tilt, stop, moment, highest=highest)
+            parts.append(refined)
+            stretches.append(density if isinstance(density, _Stretch) else _Stretch(refined, tilt))
+        self.composition = replace(self.composition, parts=tuple(parts))
+        return stretches
 
     def __call__(self, epsilon: float) -> float:
         """A proven bound on delta at `epsilon`: from above, or from below."""
@@ -231,15 +234,17 @@ class Inversion:
         kernel: Complexes = (1 - z * np.expm1(self.settings.blur**2 * (z + 0.5))) / (z * (z + 1))
         return kernel
 
-    def _where_to_stop(self, densities: list[_Stretch | TiltedDensity], worth_skipping: int) -> tuple[float, float]:
+    def _where_to_stop(
+        self, densities: list[_Stretch | TiltedDensity], moments: list[float], worth_skipping: int
+    ) -> tuple[float, float]:
         """The last frequency to sum, and log of a bound (at epsilon 0) on all that lies beyond it.
 
         Where the parts' transforms provably stay negligible from some point up to `last`, that stretch is skipped.
         """
         now = self.settings
         counts = [part.times for part in self.composition.parts]
-        on_nodes = sum(part.times for part in self.composition.parts if part.losses.nodes)
-        value = float(self.composition.log_moment(np.array([now.tilt]))[0]) + on_nodes * GOAL
+        value = (self.composition.gaussian + self.composition.lattice) * now.tilt * (now.tilt + 1) / 2
+        value += math.fsum(times * (one + GOAL) for times, one in zip(counts, moments, strict=True))
         beyond = value + self._log_kernel_beyond(now.last)
         allowed = math.log(_SPARE * self.delta) + now.tilt * self.epsilon
         stop = now.last
@@ -339,14 +344,19 @@ class _Stretch:
         terms = _ATOM_ERROR + 4 * _U * (_BLOCK + self.loss.size / _BLOCK + 64)
         if self.nodes is not None:
             terms += self.nodes.rounding * _U
-        at = float(t[-1]) * _OCTAVES
-        size = np.minimum(2.0, at[:, None] * np.abs(self.loss)) @ self.mass  # bounds E|e^(itL) - 1|, rising with t
-        octave = np.minimum(np.searchsorted(at, t), at.size - 1)
         phases = 8 * _U * self.mean_size * (self.tilt + t)
-        error = 2 * _DROPPED + terms * (3 * size[octave] + self.moved) + phases
+        error = 2 * _DROPPED + terms * (3 * self._size_above(t) + self.moved) + phases
         if self.nodes is not None:  # at t, at 0, and in the sum of all masses
             error = error + 2 * GOAL + self.nodes.mass_error
         return np.asarray(error, dtype=float)
+
+    def _size_above(self, t: Floats) -> Floats:
+        """A bound on E|e^(itL) - 1|, rising with t."""
+        if t[-1] * self.mean_size < 2:
+            return t * self.mean_size
+        at = float(t[-1]) * _OCTAVES
+        size: Floats = np.minimum(2.0, at[:, None] * np.abs(self.loss)) @ self.mass
+        return size[np.minimum(np.searchsorted(at, t), at.size - 1)]
 
     def log_decay(self, low: float, high: float) -> float:
         """log of a bound on |E e^(itL)| over [low, high].

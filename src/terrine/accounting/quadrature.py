@@ -40,7 +40,7 @@ GOAL = 5 * math.exp(_LOG_GOAL)
 """What all pieces amount to: two of aliasing, one at each end, and some for rounding down."""
 _MOST = 700
 """Past this many nodes, cells are as cheap."""
-_UNIT, _FINE_UNIT = np.arange(129) / 128, np.arange(513) / 512
+_UNIT, _FAR_UNIT, _FINE_UNIT = np.arange(97) / 96, np.arange(1, 49) / 48, np.arange(513) / 512
 MOST_DECAY = 0.9
 """As much as pairs of losses may take off a transform's square: then an error in the moment grows tenfold at most."""
 _MOST_BINS = 20_000
@@ -150,8 +150,8 @@ class Nodes:
     def log_variation(self, order: float) -> float:
         """log of a bound on the total variation of the density of e^(order L) dP over the loss (not normalised).
 
-        In x the density is phi u^(p+1) / (mu r). The slope of its log is -x - mu + (p+1) mu r/u: it has three roots at
-        most, and one if it is monotone.
+        In x the density is phi u^(p+1) / (mu r). The slope of its log is -x - mu + (p+1) mu s with s = r/u a logistic
+        curve: one root where it is monotone, three at most, and then the second peak lies where s > 1/2.
         """
         return _Cells(self, order, 0.0).log_variation(order)
 
@@ -223,7 +223,7 @@ class _Cells:
         if self.forward:
             far = max(far, self.mu * (1 + order) + _EDGE + 1)
         if far > ends[-1]:
-            ends = np.concatenate([ends, ends[-1] + _UNIT[1:] * (far - ends[-1])])
+            ends = np.concatenate([ends, ends[-1] + _FAR_UNIT * (far - ends[-1])])
         self.ends, self.left, self.right = ends, ends[:-1], ends[1:]
         nearest = np.maximum(np.maximum(self.left, -self.right), 0.0)
         self.log_density: Floats = -0.5 * nearest**2 - _LOG_ROOT_2_PI
@@ -285,13 +285,18 @@ class _Cells:
     def log_variation(self, order: float) -> float:
         """See `Nodes.log_variation`."""
         power = self.power(order) + 1
-        log_ratio = power * (self.log_ratio[1:] if power > 0 else self.log_ratio[:-1])
-        highest = float(np.max(self.log_density + log_ratio - self.log_risen[:-1])) - math.log(self.mu)
         first, last = float(self.ends[0]), float(self.ends[-1])
         pull = power * self.mu * math.exp(float(self.log_risen[0] - self.log_ratio[0]))
         if -first - self.mu + min(0.0, pull) <= 0 or (self.forward and last < self.mu * self.power(order)):
             return math.inf  # beyond the cells it might not fall
-        return highest + math.log(2 if power * self.mu**2 <= 4 else 4) + _SLACK
+        log_ratio = power * (self.log_ratio[1:] if power > 0 else self.log_ratio[:-1])
+        density = self.log_density + log_ratio - self.log_risen[:-1]
+        peak = float(density.max()) - math.log(self.mu)
+        if power * self.mu**2 <= 4:
+            return peak + math.log(2) + _SLACK
+        right = int(np.searchsorted(self.log_risen[1:], self.stay))  # from r = 1 - q on
+        second = float(density[right:].max()) - math.log(self.mu) if right < density.size else -math.inf
+        return float(np.logaddexp(peak, second)) + math.log(2) + _SLACK
 
     def _risen(self, x: float) -> float:
         return math.log(self.rate) + self.mu * x - self.mu**2 / 2

@@ -20,8 +20,14 @@ def saddle(composition: Composition, delta: float) -> tuple[float, float]:
 
 
 def _saddle_by_newton(composition: Composition, delta: float) -> tuple[float, float] | None:
-    """As if the loss were normal: then log delta falls by about c^2 x variance for each unit of log c."""
-    log_tilt = 0.5 * math.log(-2 * math.log(delta) / max(composition.cumulants(0.0)[2], 1e-300))
+    """As if the loss were normal: then log delta falls by about c^2 x variance for each unit of log c.
+
+    The first guess is for a normal loss, too: delta is about mu phi(z) / z^2, at the tilt z / mu.
+    """
+    mu = math.sqrt(max(composition.cumulants(0.0)[2], 1e-300))
+    odds = math.log(min(mu, 1.0) / delta) - 0.9
+    z = math.sqrt(2 * max(1.0, odds))
+    log_tilt = 0.5 * math.log(2 * max(0.5, odds - 2 * math.log(z))) - math.log(mu)
     for _ in range(8):
         excess, epsilon, slope = _saddle_estimate(composition, log_tilt, delta)
         if abs(excess) < 1:  # the rest in one step, as log delta falls by the tilt for each unit of epsilon
