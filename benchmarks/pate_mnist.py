@@ -11,7 +11,8 @@ Printed for each run: the certified data-independent epsilon, the sanitised one,
 is sealed in the library; it is opened here because MNIST is public, and it alone compares with the papers' numbers.
 
 A student learns from the answers with the library's defaults; a last student learns from what the first is sure of on
-the whole pool (`agreed`), and is the one in the table. The defaults were chosen with `--choose`: two students learn
+the whole pool (`agreed`), and is the one in the table. The defaults were chosen by what `--choose` measures: two
+students learn
 from a half of the answers each, and what counts is how far they agree on the pool and with the half they have not seen;
 no true label takes part in that. LNMax has the published gamma. The confident filter is stricter than the published one
 (the row `published`), and the numbers of queries are what the vote-dependent epsilon to beat allows; both were set on
