@@ -5,8 +5,8 @@
 Teachers share the 32,561 training rows; the student's public pool is the first 8,000 test rows without labels, its
 examination the other 8,281. The noise is chosen for `--queries` answers at each epsilon (delta 1e-5, certified,
 data-independent). The student's regularisation is chosen by cross-validation on the noisy answers. The number of
-teachers, theirs, and the number of queries were chosen on the true labels of the pool, which take no other part; the
-examination rows took none in any choice.
+teachers, theirs, and the number of queries were chosen on the true labels of the pool, which take no other part; some
+earlier settings had been examined before, so the examination is not wholly fresh.
 """
 
 from __future__ import annotations

@@ -362,3 +362,14 @@ def test_what_cannot_be_bounded_is_refused():
 def test_a_bad_delta_is_refused(delta):
     with pytest.raises(InvalidArgument, match="delta"):
         accounting.epsilon(Gaussian(noise=1.0), delta=delta)
+
+
+@pytest.mark.parametrize(("times", "delta"), [(40, 0.9), (10, 0.5), (3, 0.1427)])
+def test_events_that_fail_outright_leave_finite_losses_the_rest_of_delta(times, delta):
+    event = Repeated(ApproximateDP(epsilon=4.0, delta=0.05), times=times)
+    found = accounting.bounds(event, delta=delta)
+    failing = 1 - 0.95**times
+    rest = Repeated(PureDP(epsilon=4.0), times=times)
+    assert found.lower <= accounting.epsilon(rest, delta=(delta - failing) / (1 - failing)) * (1 + 1e-9)
+    assert found.upper >= accounting.bounds(rest, delta=(delta - failing) / (1 - failing)).lower * (1 - 1e-9)
+    assert found.upper <= 1.01 * found.lower + 1e-9

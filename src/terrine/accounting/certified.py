@@ -253,10 +253,10 @@ class _Account:
         fine = scout if exact else self.composition(side, _FINE, delta, forward, tail, nodes=nodes)
         if fine.escaped >= delta:
             return fine.largest, 0.0
-        tilt, guess = saddle(scout, delta)
+        tilt, guess = saddle(scout, _left(scout, delta))
         if tilt * guess > _STEEP:  # a coarse guess would be many widths of the integrand away
             scout = fine
-            tilt, guess = saddle(fine, delta)
+            tilt, guess = saddle(fine, _left(fine, delta))
         for _ in range(4):
             settings = choose(scout, tilt, guess, delta, _PRECISION if exact else _ROUGH)
             curve = Inversion(scout, settings, is_upper or not exact, delta, guess)
@@ -361,6 +361,11 @@ def _priced(event: Event) -> Iterator[tuple[Event, int]]:
                 yield replace(leaf, event=Gaussian(noise=noise * (1 - 1e-15))), times
             case _:
                 yield leaf, times
+
+
+def _left(composition: Composition, delta: float) -> float:
+    """What finite losses may take of delta."""
+    return max(delta - composition.escaped, 1e-3 * delta)
 
 
 def _root(curve: Inversion, delta: float, guess: float, is_upper: bool) -> float:
