@@ -460,3 +460,13 @@ def test_mutant_bias_left_out_of_the_norm_is_caught():
     model[0].bias.requires_grad_(False)
     without = clipped_sum(model, criterion, x, y, clip=CLIP)
     _caught(without._replace(sums={**without.sums, "0.bias": expected[0]["0.bias"]}), expected)
+
+
+@pytest.mark.parametrize("words_each", [2, 300])
+def test_bags_over_a_large_table_in_parts(words_each, monkeypatch):
+    """Few tokens go to their rows, many go block by block; in parts they add up to the same."""
+    monkeypatch.setattr("terrine.sgd.clipping.rules.embedding.CACHED", 64)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(500, 6, mode="sum"), nn.Linear(6, 3)).double()
+    x, y = torch.randint(500, (8, words_each)), torch.linspace(0, 1, 8).double()
+    assert_same(clipped_sum(model, criterion, x, y, clip=CLIP, chunk=3), loop(model, criterion, x, y, CLIP))

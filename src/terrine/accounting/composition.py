@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from scipy.optimize import minimize_scalar
+
 from terrine import check
 from terrine.accounting import gaussian
 from terrine.accounting.amplification import poisson
@@ -20,10 +22,13 @@ from terrine.events import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    NegativeBinomialCount,
     Neighbours,
+    OneOf,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    RandomStopping,
     Selection,
     leaves,
 )
@@ -92,28 +97,31 @@ def group(budget: Budget, size: int) -> Budget:
 
 
 def strong_dpsgd(*, noise: float, rate: float, steps: int, delta: float) -> float:
-    """DP-SGD by strong composition, every step proven: each step's epsilon amplified as ln(1 + q(e^eps - 1)).
+    """DP-SGD by strong composition, every step proven: amplified as e = ln(1 + q(e^eps - 1)), composed as `classic`.
 
-    Splits delta as the textbook does, half over the steps and half for the theorem. A step's epsilon is the classic
-    Gaussian formula's, or the exact one where that formula (proven for epsilon < 1 only) falls short of it.
+    Any split of delta between the steps and the theorem is proven; the best one is taken. A step's epsilon is the
+    classic Gaussian formula's, or the exact one where that formula (proven for epsilon < 1 only) falls short of it.
     """
-    single = _classic_epsilon(noise, rate, steps, delta)
-    exact = gaussian.epsilon(1 / noise, min(delta / (2 * rate * steps), 0.5))
-    return _strong(poisson(max(single, exact), rate=rate), steps, delta / 2) * (1 + 1e-13)
+
+    def found(share: float) -> float:
+        each = min((1 - share) * delta / (rate * steps), 0.5)
+        single = max(_classic_epsilon(noise, each), gaussian.epsilon(1 / noise, each))
+        step = poisson(single, rate=rate)
+        drift = steps * step * math.expm1(min(step, 700.0))
+        return (step * math.sqrt(2 * steps * math.log(1 / (share * delta))) + drift) * (1 + 1e-13)
+
+    return float(minimize_scalar(found, bounds=(1e-6, 1 - 1e-6), method="bounded").fun)
 
 
 def unproven_textbook_strong_dpsgd(*, noise: float, rate: float, steps: int, delta: float) -> float:
     """The number of [ACG16] Figure 2: amplification taken as q eps. NOT a bound: that step is only proven for eps <=
     1."""
-    return _strong(rate * _classic_epsilon(noise, rate, steps, delta), steps, delta / 2)
+    step = rate * _classic_epsilon(noise, delta / (2 * rate * steps))
+    return step * math.sqrt(2 * steps * math.log(2 / delta)) + steps * step**2
 
 
-def _classic_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
-    return math.sqrt(2 * math.log(1.25 / (delta / (2 * rate * steps)))) / noise
-
-
-def _strong(epsilon: float, steps: int, delta: float) -> float:
-    return epsilon * math.sqrt(2 * steps * math.log(1 / delta)) + steps * epsilon**2
+def _classic_epsilon(noise: float, delta: float) -> float:
+    return math.sqrt(2 * math.log(1.25 / delta)) / noise
 
 
 def _counted(event: Event) -> Counter[Event]:
@@ -157,5 +165,9 @@ def _guarantee(leaf: Event, share: float | None) -> ApproximateDP:
         case FixedSizeSampled(event=inner, rate=rate):
             inside = _guarantee(inner, None if share is None else min(share / rate, 0.5))
             return ApproximateDP(epsilon=poisson(inside.epsilon, rate=rate), delta=rate * inside.delta)
+        case OneOf(parts=parts):
+            return ApproximateDP(epsilon=max(pure(part) for part in parts), delta=0.0)
+        case RandomStopping(event=inner, count=NegativeBinomialCount(shape=shape)):
+            return ApproximateDP(epsilon=(2 + shape) * pure(inner) * (1 + 1e-13), delta=0.0)  # [PS22] Corollary 3
         case _:
             raise UnsupportedEvent(leaf, by="composition")
