@@ -23,7 +23,7 @@ from terrine.sgd.clipping.scratch import scratch
 
 _CACHE = 2 << 20  # bytes laid out at once, for each thread
 _LARGE = 16 << 20  # bytes of patches laid out for one product of large matrices
-_KEPT = 48.0  # multiply-adds in the time one number of a gradient takes to memory and back
+_KEPT = 60.0  # multiply-adds in the time one number of a gradient takes to memory and back
 _GATHERED = 120.0  # multiply-adds in the time it takes to add up one entry of a Gram matrix
 _WIDE, _LONG = 48, 64  # columns and positions from which on a product for each band pays for laying out less
 _FEW = 2  # patches to an output channel up to which a product of matrices beats the library's convolution
@@ -90,7 +90,9 @@ class Convolved:
             step = self._step(_CACHE * bands, self._patch_numbers())
             layout, outs = self._layout(bands, step)
             left = outs.transpose(-1, -2)
-            rows = workspace.empty(bands, n * prod(self.shape) // bands, self.out).view(bands, n, groups, left.shape[2], -1)
+            rows = workspace.empty(bands, n * prod(self.shape) // bands, self.out).view(
+                bands, n, groups, left.shape[2], -1
+            )
             norms = self.out.new_empty(bands, n)
             for start, stop in chunks(n, step):
                 for band, laid in enumerate(layout(start, stop)):

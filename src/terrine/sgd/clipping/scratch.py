@@ -21,7 +21,7 @@ def scratch(purpose: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     size = prod(shape)
     if like.device.type != "cpu" or size > _MOST:
         return like.new_empty(shape)
-    kept: dict[object, Tensor] = _buffers.__dict__
+    kept: dict[str, Tensor] = _buffers.__dict__
     key = f"{purpose} {like.dtype}"
     block = kept.get(key)
     if block is None or block.numel() < size:

@@ -59,12 +59,12 @@ def _with_moments(
     """Group norm, and the mean and the reciprocal deviation of every group."""
     if weight is None or inputs.dtype != weight.dtype or torch.is_autocast_enabled("cpu") or inputs.numel() == 0:
         return None
-    if not inputs.is_contiguous() and not (inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)):
+    if not inputs.is_contiguous() and not (
+        inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
+    ):
         inputs = inputs.contiguous()
     n, channels = inputs.shape[:2]
-    out, mean, scale = torch.native_group_norm(
-        inputs, weight, bias, n, channels, inputs[0, 0].numel(), groups, eps
-    )
+    out, mean, scale = torch.native_group_norm(inputs, weight, bias, n, channels, inputs[0, 0].numel(), groups, eps)
     return out, (mean.detach(), scale.detach())
 
 
