@@ -1,9 +1,11 @@
 """A soft prompt: trained vectors before the text of a frozen model, and, if wanted, a small trained output layer.
 
-    scores = logits of the label words + bias          or          weight . hidden + bias
+    scores = logits of the label words + bias          or          weight . hidden / scale + bias
 
 Its parameters are given to `scores` one copy for each row, so that the gradient of the summed loss with respect to the
-copies is the gradient of every example by itself. Where the output layer is trained it starts as the label words' rows.
+copies is the gradient of every example by itself. Where the output layer is trained it starts as the label words' rows;
+`scale` brings what enters it to norm 4, measured on inputs that say nothing, so that its gradients are about as long as
+those of the vectors and one clipping bound serves both.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from terrine.prompts.template import Template, word_ids
 CONTENT_FREE = ("N/A", "[MASK]", "...")
 """Inputs that say nothing: what a model answers to them is its prejudice [ZWF21]."""
 
+_HIDDEN_NORM = 4.0
 _EVALUATION_MEMORY = 1 << 30
 
 
@@ -45,13 +48,14 @@ class SoftPrompt(nn.Module):
         *,
         weight: Tensor | None = None,
         bias: Tensor | None = None,
+        scale: float = 1.0,
         privacy: Mapping[str, Any] | None = None,
         model: str = "",
     ) -> None:
         super().__init__()
         if tokens.dim() != 2 or not len(tokens):
             raise InvalidArgument(f"prompt vectors of shape {tuple(tokens.shape)}: want (tokens, width)")
-        self.template, self.model_name = template, model
+        self.template, self.model_name, self.scale = template, model, float(scale)
         self.privacy = None if privacy is None else dict(privacy)
         self.tokens = nn.Parameter(tokens.detach().clone())
         self.bias: Tensor
@@ -103,8 +107,11 @@ class SoftPrompt(nn.Module):
     def _started(
         cls, language: LanguageModel, template: Template, tokens: Tensor, head: bool, calibrated: bool
     ) -> SoftPrompt:
-        weight, bias = _output_rows(language, template) if head else (None, None)
-        started = cls(tokens, template, weight=weight, bias=bias, model=language.name)
+        started = cls(tokens, template, model=language.name)
+        if head:
+            weight, bias = _output_rows(language, template)
+            scale = started._hidden_norm(language) / _HIDDEN_NORM
+            started = cls(tokens, template, weight=weight * scale, bias=bias, scale=scale, model=language.name)
         if calibrated:
             started.calibrate(language)
         return started
@@ -188,15 +195,27 @@ class SoftPrompt(nn.Module):
     def _scores(
         self, language: LanguageModel, batch: Encoded, values: Mapping[str, Tensor], prefix: Prefix | None = None
     ) -> Tensor:
-        before = None if prefix is not None else self._beginning(language, values["tokens"])
-        padded = pad(language, batch.ids, batch.lengths, before)
-        places = (padded.begins + _answer_place(language, batch)).to(language.device)
-        reading = language.read(padded.vectors, padded.mask, places[:, None], prefix)
+        reading = self._read(language, batch, values, prefix)
         if self.weight is not None:
-            hidden = reading.hidden[:, 0].to(self.weight.dtype)
+            hidden = reading.hidden[:, 0].to(self.weight.dtype) / self.scale
             return torch.einsum("bw,bcw->bc", hidden, values["weight"]) + values["bias"]
         scores: Tensor = _words_of(reading, word_ids(language, self.template.words)) + self.bias
         return scores
+
+    def _read(
+        self, language: LanguageModel, batch: Encoded, values: Mapping[str, Tensor], prefix: Prefix | None = None
+    ) -> Reading:
+        """The model at the place of each row's answer."""
+        before = None if prefix is not None else self._beginning(language, values["tokens"])
+        padded = pad(language, batch.ids, batch.lengths, before)
+        places = (padded.begins + _answer_place(language, batch)).to(language.device)
+        return language.read(padded.vectors, padded.mask, places[:, None], prefix)
+
+    @torch.no_grad()
+    def _hidden_norm(self, language: LanguageModel) -> float:
+        rows = [question_ids(language, self.template, text) for text in CONTENT_FREE]
+        batch = pack(language, rows, [0] * len(rows))
+        return float(self._read(language, batch, self.copies(len(rows))).hidden[:, 0].norm(dim=1).mean())
 
     def _answer_losses(self, language: LanguageModel, batch: Encoded, values: Mapping[str, Tensor]) -> Tensor:
         """The mean loss of an example's answer tokens, each read at the token before it."""

@@ -30,7 +30,7 @@ def save(prompt: SoftPrompt, path: Path) -> None:
         "template": json.dumps(dataclasses.asdict(prompt.template)),
         "privacy": json.dumps(prompt.privacy),
         "model": prompt.model_name,
-        "head": json.dumps(prompt.weight is not None),
+        "scale": json.dumps(prompt.scale),
     }
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +61,7 @@ def load(path: Path) -> dict[str, Any]:
         "template": template,
         "weight": values.get("weight"),
         "bias": values["bias"],
+        "scale": json.loads(header["scale"]),
         "privacy": json.loads(header["privacy"]),
         "model": header["model"],
     }

@@ -73,6 +73,10 @@ def each_teacher(
 ) -> Iterator[Integers]:
     """The teachers' classes for the texts, one teacher after another from `first` on: private, for `vote`."""
     shots = check.whole("shots", shots)
+    if not isinstance(deal, Partition):
+        raise InvalidArgument(
+            f"deal is a {type(deal).__name__}: want a Partition; teachers that share texts move together"
+        )
     if len(demonstrations) != len(deal.assignment):
         raise InvalidArgument(
             f"{len(demonstrations)} demonstrations under a deal of {len(deal.assignment)}: want the deal of these"

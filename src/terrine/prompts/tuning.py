@@ -130,11 +130,12 @@ def record(plan: Plan, *, before: Mapping[str, Any] | None = None) -> dict[str, 
 
 
 def _adam(language: LanguageModel, prompt: SoftPrompt, rate: float) -> Optimizer:
-    """Adam whose rate for the vectors is relative to a token's; for the output layer, to its rows."""
+    """Adam whose rate is relative to a token's vector; in the output layer, a step moves a score by a few `rate`."""
     rate = check.positive("learning_rate", rate)
     groups: list[dict[str, Any]] = [{"params": [prompt.tokens], "lr": rate * _size(language.table)}]
     if prompt.weight is not None:
-        groups += [{"params": [prompt.weight, prompt.bias], "lr": rate * _size(prompt.weight)}]
+        groups.append({"params": [prompt.weight], "lr": rate / language.width**0.5})
+        groups.append({"params": [prompt.bias], "lr": rate})
     return torch.optim.Adam(groups)
 
 
