@@ -73,7 +73,7 @@ TASKS = {
         steps=32,
         teachers=100,
         shots=2,
-        queries=32,
+        queries=24,
     ),
     "trec": Task(
         name="trec",
@@ -94,7 +94,7 @@ TASKS = {
         steps=32,
         teachers=100,
         shots=6,
-        queries=40,
+        queries=24,
     ),
 }
 
@@ -185,12 +185,13 @@ def soft(task: Task, epsilon: float | None, seed: int, head: bool = True) -> Row
     return row
 
 
-def by_votes(task: Task, epsilon: float, seed: int) -> Row:
+def by_votes(task: Task, epsilon: float, queries: int, seed: int) -> Row:
     """PromptPATE: the student's accuracy, and the labels' own."""
 
     def row(bench: Bench) -> dict[str, Any]:
         votes, public, truth = voted(bench, task)
-        rule = confident(Budget(epsilon, DELTA), teachers=task.teachers, queries=task.queries, agreement=0.5)
+        votes, public, truth = votes.take(range(queries)), public[:queries], truth[:queries]
+        rule = confident(Budget(epsilon, DELTA), teachers=task.teachers, queries=queries, agreement=0.5)
         bought = rule.answer(votes, rng=_seeded(seed))
         student = prompts.choose(
             bench.backend, task.discrete, public, bought.labels,
@@ -342,10 +343,10 @@ def rows() -> dict[str, Row]:
         "trec-dpsgd-8": soft(trec, 8.0, 0),
         "sst2-zero-shot": zero_shot(sst2),
         "sst2-dpsgd-8": soft(sst2, 8.0, 0),
-        "sst2-pate-1": by_votes(sst2, 0.99, 0),
-        "sst2-pate-0.5": by_votes(sst2, 0.49, 0),
+        "sst2-pate-1": by_votes(sst2, 0.99, 24, 0),
+        "sst2-pate-0.5": by_votes(sst2, 0.49, 12, 0),
         "sst2-ensemble": ensemble(sst2, 60),
-        "trec-pate-1": by_votes(trec, 0.99, 0),
+        "trec-pate-1": by_votes(trec, 0.99, 24, 0),
         "trec-dpsgd-3": soft(trec, 3.0, 0),
         "trec-dpsgd-1": soft(trec, 1.0, 0),
         "trec-soft": soft(trec, None, 0),
@@ -353,7 +354,7 @@ def rows() -> dict[str, Row]:
         "sst2-dpsgd-3": soft(sst2, 3.0, 0),
         "sst2-dpsgd-1": soft(sst2, 1.0, 0),
         "sst2-soft": soft(sst2, None, 0),
-        "trec-pate-0.5": by_votes(trec, 0.49, 0),
+        "trec-pate-0.5": by_votes(trec, 0.49, 12, 0),
         "trec-ensemble": ensemble(trec, 100),
         "trec-few-shot": few_shot(trec, 0, False),
     }
@@ -362,7 +363,7 @@ def rows() -> dict[str, Row]:
             f"trec-dpsgd-8-seed-{seed}": soft(trec, 8.0, seed),
             f"sst2-dpsgd-8-seed-{seed}": soft(sst2, 8.0, seed),
         }
-        found |= {f"sst2-pate-1-seed-{seed}": by_votes(sst2, 0.99, seed)}
+        found |= {f"sst2-pate-1-seed-{seed}": by_votes(sst2, 0.99, 24, seed)}
     return found
 
 

@@ -118,12 +118,17 @@ def test_people_read_a_table(model, texts):
         (["eval", "--model", "MODEL", "--data", "test.xlsx", *ASK], "ending in"),
         (["eval", "--model", "MODEL", "--data", "public.txt", *ASK], "want"),
         (["eval", "--model", "MODEL", "--data", "test.csv", "--classes", "a", *ASK], "names 1 for 2"),
-        (["eval", "--model", "MODEL", "--data", "test.csv", "--words", " very good, bad", "--classes", "good,bad"], "several tokens"),
+        (
+            ["eval", "--model", "MODEL", "--data", "test.csv", "--words", " very good, bad", "--classes", "good,bad"],
+            "several tokens",
+        ),
         (["eval", "--model", "MODEL", "--data", "test.csv", "--template", "none", *ASK[2:]], "want {text} in it"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(model, texts, capsys, monkeypatch, arguments, said):
-    known = {"MODEL": str(model)} | {name: str(texts / name) for name in ("test.csv", "none.csv", "test.xlsx", "public.txt")}
+    known = {"MODEL": str(model)} | {
+        name: str(texts / name) for name in ("test.csv", "none.csv", "test.xlsx", "public.txt")
+    }
     monkeypatch.setattr("sys.argv", ["terrine", "prompt", *(known.get(one, one) for one in arguments)])
     with pytest.raises(SystemExit) as left:
         main()

@@ -18,10 +18,24 @@ from terrine.prompts import LanguageModel, Template
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
-WORDS = (
-    "[PAD] [UNK] [MASK] [CLS] [SEP] <s> good bad fine the movie film is was it a fun dull story of and not very "
-    "great awful long short Mood : N/A ... review"
-).split()
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[MASK]",
+    "[CLS]",
+    "[SEP]",
+    "<s>",
+    "good",
+    "bad",
+    "fine",
+    "the",
+    "movie",
+    "film",
+    "is",
+    "was",
+]
+WORDS += ["it", "a", "fun", "dull", "story", "of", "and", "not", "very", "great", "awful", "long", "short", "Mood", ":"]
+WORDS += ["N/A", "...", "review"]
 TEXTS = [
     "the movie is fun",
     "dull",
