@@ -1,5 +1,8 @@
 """Loading and refusing models; prefixes read once."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
@@ -129,3 +132,9 @@ def test_prefixes_stay_until_there_is_no_room():
     for _ in range(2):
         small.log_probabilities("good film", ["dull :"], (" good", " bad"))
     assert calls == [2, 2, 2, 2]
+
+
+def test_transformers_is_imported_only_when_needed():
+    code = "import sys, terrine.cli.app; early = 'torch' in sys.modules; import terrine.prompts; "
+    code += "sys.exit(early or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

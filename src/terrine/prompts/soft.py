@@ -249,7 +249,8 @@ class SoftPrompt(nn.Module):
 def _answer_place(language: LanguageModel, batch: Encoded) -> Tensor:
     if language.causal:
         return batch.lengths - 1
-    return (batch.ids == language.tokenizer.mask_token_id).long().argmax(dim=1)
+    is_mask: Tensor = batch.ids == language.tokenizer.mask_token_id
+    return is_mask.long().argmax(dim=1)
 
 
 def _words_of(reading: Reading, ids: list[int]) -> Tensor:
