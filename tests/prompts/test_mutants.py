@@ -61,7 +61,7 @@ def test_a_loss_divided_by_the_batchs_tokens_is_caught(monkeypatch):
 
     def company_matters():
         alone = prompt.losses(language, batch.take(rows[:1]))[0]
-        return abs(float(prompt.losses(language, batch)[0] - alone)) > 1e-9
+        return abs((prompt.losses(language, batch)[0] - alone).item()) > 1e-9
 
     assert not company_matters()
     real = SoftPrompt._answer_losses
@@ -81,7 +81,7 @@ def test_a_mask_that_lets_padding_in_is_caught(monkeypatch):
     def company_matters():
         batch = prompt.encoded(language, tiny.TEXTS, tiny.LABELS)
         alone = prompt.losses(language, prompt.encoded(language, ["dull"], [1]))
-        return abs(float(prompt.losses(language, batch)[1] - alone[0])) > 1e-9
+        return abs((prompt.losses(language, batch)[1] - alone[0]).item()) > 1e-9
 
     assert not company_matters()
     monkeypatch.setattr(

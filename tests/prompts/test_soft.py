@@ -97,6 +97,20 @@ def test_free_answers_are_scored_token_by_token(kind, side):
         torch.testing.assert_close(gradients[place], gradient, rtol=1e-9, atol=1e-12)
 
 
+def test_answers_are_written_token_by_token():
+    language = tiny.language()
+    prompt = SoftPrompt.from_text(language, Template("{text} :"), "the review").double()
+    table = language.model.get_input_embeddings().weight
+    for text, found in zip(tiny.TEXTS[:3], prompt.answer(language, tiny.TEXTS[:3], most=4), strict=True):
+        ids, told = language.tokens(f"{text} :"), []
+        while len(told) < 4 and 4 not in told:  # token 4 ends an answer
+            logits = language.model(inputs_embeds=torch.cat([prompt.tokens, table[ids + told]])[None]).logits[0, -1]
+            told.append(int(logits.argmax()))
+        assert found == language.tokenizer.decode(told, skip_special_tokens=True)
+    with pytest.raises(InvalidArgument, match="does not write"):
+        started(tiny.language("bert"), "bert").answer(tiny.language("bert"), ["dull"])
+
+
 def test_a_first_token_stays_first():
     language = tiny.language("llama", special="<s> $A")
     assert language.beginning == [tiny.WORDS.index("<s>")]

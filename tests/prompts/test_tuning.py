@@ -151,12 +151,12 @@ def test_the_noise_on_the_sum_has_the_plans_deviation():
         assert abs(spread / wrong - 1) > 0.06
 
 
-def test_a_refused_charge_trains_nothing():
+def test_a_refused_charge_trains_nothing(monkeypatch):
     language = tiny.language()
-    language.read, read = lambda *_: pytest.fail("the model was read"), language.read
+    per_example = "terrine.prompts.tuning.per_example_gradients"
+    monkeypatch.setattr(per_example, lambda *_: pytest.fail("the texts were read"))
     with pytest.raises(BudgetExceeded):
         tune(language, started(language), TEXTS, LABELS, plan(), account=Account(refuse=True))
-    language.read = read
 
 
 @pytest.mark.parametrize("stop", [1, 4])
@@ -205,6 +205,21 @@ def test_what_does_not_fit_the_plan_is_refused():
         tune(language, started(language), TEXTS, [2, *LABELS[1:]], plan())
     with pytest.raises(InvalidArgument, match="one text is the unit"):
         tune(language, started(language), TEXTS, LABELS, plan(unit=Unit.PERSON))
+
+
+def test_a_model_that_mixes_texts_is_refused():
+    language = tiny.language()
+    inner = language.model.model.norm
+    language.model.model.norm = torch.nn.Sequential(inner, Centred())
+    with pytest.raises(InvalidArgument, match="mixes examples"):
+        tune(language, started(language), TEXTS, LABELS, plan())
+
+
+class Centred(torch.nn.Module):
+    """Takes out the mean over the batch: a layer that lets one text see another."""
+
+    def forward(self, x):
+        return x - x.mean(dim=0, keepdim=True) * 0.5
 
 
 def test_a_budget_is_kept():

@@ -110,8 +110,10 @@ class LanguageModel:
 
     @property
     def name(self) -> str:
-        """What the model calls itself; public."""
-        return f"{self.model.config.model_type} {getattr(self.model.config, '_name_or_path', '')}".strip()
+        """The model's kind and shape; no path of this machine."""
+        config = self.model.config
+        layers = getattr(config, "num_hidden_layers", "?")
+        return f"{config.model_type} of {layers} layers, width {self.width}, {len(self.table)} tokens"
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of a text, without special ones."""

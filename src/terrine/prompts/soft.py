@@ -175,6 +175,23 @@ class SoftPrompt(nn.Module):
         found: NDArray[np.int64] = self.log_probabilities(language, texts).argmax(axis=1)
         return found
 
+    @torch.no_grad()
+    def answer(self, language: LanguageModel, texts: Sequence[str], *, most: int = 32) -> list[str]:
+        """The likeliest free answer to each text, token after token, at most `most` of them."""
+        if not language.causal:
+            raise InvalidArgument("an encoder does not write: want a causal language model for free answers")
+        before, found = self._beginning(language, self.tokens[None])[0], []
+        for text in texts:
+            asked = language.embed(question_ids(language, self.template, text))
+            vectors = torch.cat([before.to(asked.dtype), asked])[None]
+            language.check_fits(vectors.shape[1] + check.whole("most", most), "prompt, text and answer")
+            written = language.model.generate(
+                inputs_embeds=vectors, attention_mask=vectors.new_ones(vectors.shape[:2], dtype=torch.long),
+                max_new_tokens=most, do_sample=False, pad_token_id=language.tokenizer.pad_token_id,
+            )  # fmt: skip
+            found.append(str(language.tokenizer.decode(written[0], skip_special_tokens=True)))
+        return found
+
     def save(self, path: str | Path) -> None:
         """One small safetensors file: the vectors, the template and the privacy record."""
         storage.save(self, Path(path))

@@ -77,7 +77,7 @@ def as_peft(prompt: SoftPrompt, folder: Path) -> Path:
     config = {
         "peft_type": "PROMPT_TUNING",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": prompt.model_name,
+        "base_model_name_or_path": None,
         "inference_mode": True,
         "num_virtual_tokens": prompt.count,
         "token_dim": int(prompt.tokens.shape[1]),

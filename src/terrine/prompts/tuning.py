@@ -23,7 +23,7 @@ from terrine.events import Neighbours, is_reproducible
 from terrine.events.codec import to_dict
 from terrine.prompts.batches import Encoded, by_length, tokens_in_memory
 from terrine.prompts.language import LanguageModel
-from terrine.prompts.soft import SoftPrompt
+from terrine.prompts.soft import CONTENT_FREE, SoftPrompt
 from terrine.sgd import Plan, validate
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Clipped, ClippingRule
@@ -44,7 +44,7 @@ def tune(
     plan: Plan,
     *,
     optimizer: Callable[[Any], Optimizer] | None = None,
-    learning_rate: float = 0.1,
+    learning_rate: float = 0.05,
     account: Account | None = None,
     checkpoint: Checkpoint | str | Path | None = None,
     memory: int = MEMORY,
@@ -66,6 +66,7 @@ def tune(
         raise check.refuse("plan.unit", plan.unit.value, "example; one text is the unit here")
     written = record(plan, before=prompt.privacy)
     validate(language.model)
+    _check_apart(language, prompt)
     tuned = copy.deepcopy(prompt).to(language.device)
     data = tuned.encoded(language, texts, labels)
     moves = optimizer(tuned.parameters()) if optimizer is not None else _adam(language, tuned, learning_rate)
@@ -127,6 +128,20 @@ def record(plan: Plan, *, before: Mapping[str, Any] | None = None) -> dict[str, 
         "reproducible_noise_for_tests_only": is_reproducible(event),
         "event": to_dict(event),
     }
+
+
+def _check_apart(language: LanguageModel, prompt: SoftPrompt) -> None:
+    """Two public inputs alone and together: one text's loss must not depend on another text."""
+    answers: Any = [0, 0] if prompt.template.words else list(CONTENT_FREE[:2])
+    both = prompt.encoded(language, CONTENT_FREE[:2], answers)
+    with torch.no_grad():
+        alone = torch.cat([prompt.losses(language, both.take(torch.tensor([row]))) for row in range(2)])
+        together = prompt.losses(language, both)
+    if not torch.allclose(alone, together, rtol=1e-3, atol=1e-3, equal_nan=True):
+        raise InvalidArgument(
+            f"{language.name}: a text's loss changes in the company of another: the model mixes examples, so no"
+            " clipping bounds one of them; want a model that treats each alone"
+        )
 
 
 def _adam(language: LanguageModel, prompt: SoftPrompt, rate: float) -> Optimizer:
