@@ -207,6 +207,14 @@ def test_what_does_not_fit_the_plan_is_refused():
         tune(language, started(language), TEXTS, LABELS, plan(unit=Unit.PERSON))
 
 
+def test_a_model_of_half_the_digits_gets_a_prompt_of_all():
+    language = tiny.language(dtype=torch.bfloat16)
+    prompt = SoftPrompt.from_text(language, tiny.CAUSAL, "the review is", head=True, calibrated=True)
+    tuned = tune(language, prompt, TEXTS, LABELS, plan(steps=2))
+    assert {one.dtype for one in tuned.parameters()} == {torch.float32}
+    assert torch.isfinite(torch.from_numpy(tuned.log_probabilities(language, tiny.TEXTS))).all()
+
+
 def test_a_model_that_mixes_texts_is_refused():
     language = tiny.language()
     inner = language.model.model.norm

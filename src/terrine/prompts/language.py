@@ -157,7 +157,7 @@ class LanguageModel:
             raise InvalidArgument("an encoder reads both ways: its prefix cannot be computed alone")
         last = torch.tensor([[len(vectors) - 1]], device=self.device)
         kept: dict[str, Any] = {}
-        self._at(last, kept, inputs_embeds=vectors[None], use_cache=True)
+        self._at(last, kept, inputs_embeds=vectors[None].to(self.table.dtype), use_cache=True)
         return Prefix(tuple(_pairs(kept["output"].past_key_values)), len(vectors))
 
     def _at(self, places: Tensor, kept: dict[str, Any] | None = None, **options: Any) -> Reading:

@@ -57,10 +57,10 @@ class SoftPrompt(nn.Module):
             raise InvalidArgument(f"prompt vectors of shape {tuple(tokens.shape)}: want (tokens, width)")
         self.template, self.model_name, self.scale = template, model, float(scale)
         self.privacy = None if privacy is None else dict(privacy)
-        self.tokens = nn.Parameter(tokens.detach().clone())
+        self.tokens = nn.Parameter(_wide(tokens))
         self.bias: Tensor
-        start = torch.zeros(template.classes) if bias is None else bias.detach().clone()
-        self.weight = None if weight is None else nn.Parameter(weight.detach().clone())
+        start = torch.zeros(template.classes) if bias is None else _wide(bias)
+        self.weight = None if weight is None else nn.Parameter(_wide(weight))
         if weight is None:
             self.register_buffer("bias", start)
         else:
@@ -261,6 +261,11 @@ class SoftPrompt(nn.Module):
     def _check_words(self) -> None:
         if not self.template.words:
             raise InvalidArgument("the template has no label words: want some to tell classes apart")
+
+
+def _wide(values: Tensor) -> Tensor:
+    """A copy in float32, or wider: noise and small steps need the digits."""
+    return values.detach().to(torch.promote_types(values.dtype, torch.float32), copy=True)
 
 
 def _answer_place(language: LanguageModel, batch: Encoded) -> Tensor:

@@ -137,7 +137,8 @@ def _check_apart(language: LanguageModel, prompt: SoftPrompt) -> None:
     with torch.no_grad():
         alone = torch.cat([prompt.losses(language, both.take(torch.tensor([row]))) for row in range(2)])
         together = prompt.losses(language, both)
-    if not torch.allclose(alone, together, rtol=1e-3, atol=1e-3, equal_nan=True):
+    slack = 1e-3 if language.table.element_size() >= 4 else 5e-2  # half precision rounds by the shape of a batch
+    if not torch.allclose(alone, together, rtol=slack, atol=slack, equal_nan=True):
         raise InvalidArgument(
             f"{language.name}: a text's loss changes in the company of another: the model mixes examples, so no"
             " clipping bounds one of them; want a model that treats each alone"
