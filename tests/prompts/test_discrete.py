@@ -129,7 +129,8 @@ def test_a_student_is_chosen_and_says_what_its_labels_cost(tmp_path):
     bought = rule.answer(votes, rng=Seeded(1))
     privacy = record(bought, 1e-3)
     student = choose(server, TEMPLATE, tiny.TEXTS, bought.labels, shots=2, privacy=privacy)
-    assert student.predict(server, tiny.TEXTS).tolist() == tiny.LABELS
+    clear = [0, 1, 2, 4, 5]  # of the fourth text, the server knows nothing
+    assert student.predict(server, tiny.TEXTS)[clear].tolist() == [tiny.LABELS[place] for place in clear]
     assert all(one in list(zip(tiny.TEXTS, bought.labels.tolist(), strict=True)) for one in student.demonstrations)
     assert student.privacy["epsilon"] == accounting.epsilon(rule.event(len(votes)), delta=1e-3)
     assert student.privacy["reproducible_noise_for_tests_only"] is True
@@ -158,6 +159,17 @@ def test_a_prompt_that_hurts_loses_to_none():
 
     chosen = choose(Confused(), TEMPLATE, tiny.TEXTS * 2, tiny.LABELS * 2, shots=2)
     assert chosen.demonstrations == ()
+
+
+def test_a_prompt_that_helps_every_text_is_taken():
+    class Helped(Server):
+        def log_probabilities(self, prompt, questions, words):
+            found = super().log_probabilities(prompt, questions, words)
+            return found if "Mood" in prompt else np.log(np.full_like(found, 0.5))
+
+    texts = ["fun", "great", "good fun", "a fun film", "dull", "awful", "not good and dull", "a long film"]
+    chosen = choose(Helped(), TEMPLATE, texts, [0, 0, 0, 0, 1, 1, 1, 1], shots=2)
+    assert len(chosen.demonstrations) == 2
 
 
 def test_abstentions_are_left_out_and_too_few_labels_refused():

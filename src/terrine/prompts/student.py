@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,9 @@ def choose(
     """The best of some prompts made from public `texts` and the `labels` bought for them.
 
     Each candidate is scored by the mean probability that it gives to the labels of the texts that it does not show: as
-    it is, calibrated on content-free inputs, and calibrated to the labels' own frequencies. With a few dozen labels,
-    that tells prompts apart better than a count of right answers.
+    it is, calibrated on content-free inputs, and calibrated to the labels' own frequencies. A prompt with
+    demonstrations is taken only if it leads the empty one, on the same texts, by two standard errors: the best of many
+    noisy scores is otherwise a lucky one.
 
     Guarantee: post-processing of the labels; it costs nothing.
 
@@ -117,12 +119,19 @@ def choose(
     if len(known) < 2:
         raise InvalidArgument(f"{len(known)} labelled texts: want at least two to choose a prompt; buy more answers")
     sets = _candidates(known, check.whole("shots", shots), check.whole("candidates", candidates), seed)
-    scored = []
+    best, lead = DiscretePrompt(template, (), None, privacy), 0.0
+    empty: dict[str, float] = {}
     for place, shown in enumerate(sets):
-        scored += _scored(backend, DiscretePrompt(template, shown, None, privacy), known, calibration)
+        scored = _scored(backend, DiscretePrompt(template, shown, None, privacy), known, calibration)
+        if not shown:
+            best, empty = max(scored, key=lambda one: float(np.mean(list(one[1].values()))))
+        for prompt, given in scored:
+            ahead = _ahead(given, empty)
+            if ahead > lead:
+                best, lead = prompt, ahead
         if progress is not None:
             progress(place + 1, len(sets))
-    return max(scored, key=lambda one: one[0])[1]
+    return best
 
 
 def _candidates(
@@ -140,8 +149,8 @@ def _candidates(
 
 def _scored(
     backend: Backend, prompt: DiscretePrompt, known: list[tuple[str, int]], calibration: Sequence[str]
-) -> list[tuple[float, DiscretePrompt]]:
-    """The prompt under each calibration, with the mean probability of the labels of what it does not show."""
+) -> list[tuple[DiscretePrompt, dict[str, float]]]:
+    """The prompt under each calibration, with the probability of the label of each text that it does not show."""
     others = [one for one in known if one not in prompt.demonstrations]
     wanted = np.array([label for _, label in others])
     asked = [prompt.template.question(text) for text in [*(text for text, _ in others), *calibration]]
@@ -154,10 +163,16 @@ def _scored(
     result = []
     for one in priors:
         scores = _normalised(answered if one is None else answered - one)
-        score = float(np.exp(scores[np.arange(len(others)), wanted]).mean())
+        given = np.exp(scores[np.arange(len(others)), wanted]).tolist()
         made = dataclasses.replace(prompt, prior=None if one is None else tuple(one.tolist()))
-        result.append((score, made))
+        result.append((made, dict(zip([text for text, _ in others], given, strict=True))))
     return result
+
+
+def _ahead(given: dict[str, float], empty: dict[str, float]) -> float:
+    """The mean lead over the empty prompt on the same texts, less two standard errors."""
+    leads = np.array([one - empty[text] for text, one in given.items()])
+    return float(leads.mean() - 2 * leads.std(ddof=1) / math.sqrt(len(leads))) if len(leads) > 1 else 0.0
 
 
 def _normalised(scores: Floats) -> Floats:
