@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting, audit, demo, ledger, pate, train
+from terrine.cli import accounting, audit, demo, ledger, pate, prompt, train
 from terrine.errors import TerrineError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("compare")(accounting.compare)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(pate.app)
 app.add_typer(audit.app)
+app.add_typer(prompt.app)
 app.command("train")(train.train)
 app.command("predict")(train.predict)
 app.command("report")(train.report)

@@ -1,0 +1,161 @@
+"""PromptDPSGD: a soft prompt trained by DP-SGD at the price of ordinary prompt tuning [DDP23] Algorithm 1.
+
+    g_i = d loss_i / d (row i's own copy of the prompt)      one backward pass gives all of them
+
+The frozen model turns no parameter into a gradient, so a private step does what a plain one does, plus clipping and
+noise on a few thousand numbers. Lots, clipping, noise, event, charge and checkpoint are those of `terrine.sgd`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from terrine import check
+from terrine.errors import InvalidArgument
+from terrine.events import Neighbours, is_reproducible
+from terrine.events.codec import to_dict
+from terrine.prompts.batches import Encoded, by_length, tokens_in_memory
+from terrine.prompts.language import LanguageModel
+from terrine.prompts.soft import CONTENT_FREE, SoftPrompt
+from terrine.sgd import Plan, validate
+from terrine.sgd.checkpoint import Checkpoint
+from terrine.sgd.clipping import Clipped, ClippingRule
+from terrine.sgd.clipping.summing import Sums
+from terrine.sgd.private import Account, start
+
+MEMORY = 1 << 30
+"""Bytes of activations that one part of a lot may keep, about."""
+
+Progress = Callable[[int, int], None]
+
+
+def tune(
+    language: LanguageModel,
+    prompt: SoftPrompt,
+    texts: Sequence[str],
+    labels: Sequence[int] | Sequence[str],
+    plan: Plan,
+    *,
+    optimizer: Callable[[Any], Optimizer] | None = None,
+    learning_rate: float = 0.05,
+    account: Account | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
+    memory: int = MEMORY,
+    progress: Progress | None = None,
+    purpose: str = "PromptDPSGD",
+) -> SoftPrompt:
+    """A copy of `prompt`, trained on private texts and their classes (or, without label words, their answers).
+
+    `learning_rate` is relative to the size of the model's own token vectors and falls to zero over the plan's steps;
+    `optimizer` (parameters in, optimizer out) replaces Adam and its rate.
+
+    Guarantee: the returned prompt costs at most `plan.event`, which the account is charged for before the first step.
+
+    Raises:
+        InvalidArgument: texts, labels, model, prompt or plan do not fit each other.
+        BudgetExceeded: the account has not enough left; nothing was trained.
+    """
+    if plan.unit is not None and plan.unit.value != "example":
+        raise check.refuse("plan.unit", plan.unit.value, "example; one text is the unit here")
+    written = record(plan, before=prompt.privacy)
+    validate(language.model)
+    _check_apart(language, prompt)
+    tuned = copy.deepcopy(prompt).to(language.device)
+    data = tuned.encoded(language, texts, labels)
+    moves = optimizer(tuned.parameters()) if optimizer is not None else _adam(language, tuned, learning_rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(moves, lambda step: 1 - step / plan.steps)
+    _, _, lots = start(
+        tuned, moves, tuple(data), plan, account,
+        watch=False, checkpoint=checkpoint, purpose=purpose, by="terrine.prompts",
+    )  # fmt: skip
+    if checkpoint is not None:
+        lots.keep(schedule=schedule)
+    step = lots.run.step
+    for lot in lots:
+        step.add(clipped_sum(language, tuned, Encoded(*lot), clip=step.rule, memory=memory))
+        moves.step()
+        schedule.step()
+        if progress is not None:
+            progress(step.taken, step.limit)
+    tuned.privacy = written
+    return tuned
+
+
+def clipped_sum(
+    language: LanguageModel, prompt: SoftPrompt, lot: Encoded, *, clip: ClippingRule, memory: int = MEMORY
+) -> Clipped | None:
+    """The sum of the lot's clipped gradients, a few examples at a time; None for a lot without examples."""
+    if not len(lot.ids):
+        return None
+    sums, norms = Sums(dict(prompt.named_parameters())), torch.empty(len(lot.ids))
+    for part in by_length(lot.lengths, prompt.before(language), tokens_in_memory(language, memory)):
+        norms[part] = sums.add_rows(per_example_gradients(language, prompt, lot.take(part)), clip).float().cpu()
+    return Clipped(sums.totals(), norms)
+
+
+def per_example_gradients(language: LanguageModel, prompt: SoftPrompt, batch: Encoded) -> dict[str, Tensor]:
+    """The gradient of every example by itself, (rows, *parameter): one copy of the prompt for each, one backward."""
+    values = {name: one.detach().clone().requires_grad_() for name, one in prompt.copies(len(batch.ids)).items()}
+    loss = prompt.losses(language, batch, values).sum()
+    return dict(zip(values, torch.autograd.grad(loss, list(values.values())), strict=True))
+
+
+def record(plan: Plan, *, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a prompt trained by `plan` says about its privacy. A prompt that was private before keeps its record.
+
+    Raises:
+        InvalidArgument: the prompt was trained before; its costs would have to be added up by a ledger.
+    """
+    if before is not None:
+        raise InvalidArgument(
+            "the prompt was trained before: want a fresh one, since this record would not hold what it already cost"
+        )
+    event = plan.event
+    return {
+        "method": "PromptDPSGD",
+        "private": plan.private,
+        "epsilon": plan.epsilon if plan.private else None,
+        "delta": plan.delta if plan.private else None,
+        "neighbours": (event.neighbours or Neighbours.ADD_REMOVE).value,
+        "unit": "example",
+        "reproducible_noise_for_tests_only": is_reproducible(event),
+        "event": to_dict(event),
+    }
+
+
+def _check_apart(language: LanguageModel, prompt: SoftPrompt) -> None:
+    """Two public inputs alone and together: one text's loss must not depend on another text."""
+    answers: Any = [0, 0] if prompt.template.words else list(CONTENT_FREE[:2])
+    both = prompt.encoded(language, CONTENT_FREE[:2], answers)
+    with torch.no_grad():
+        alone = torch.cat([prompt.losses(language, both.take(torch.tensor([row]))) for row in range(2)])
+        together = prompt.losses(language, both)
+    slack = 1e-3 if language.table.element_size() >= 4 else 5e-2  # half precision rounds by the shape of a batch
+    if not torch.allclose(alone, together, rtol=slack, atol=slack, equal_nan=True):
+        raise InvalidArgument(
+            f"{language.name}: a text's loss changes in the company of another: the model mixes examples, so no"
+            " clipping bounds one of them; want a model that treats each alone"
+        )
+
+
+def _adam(language: LanguageModel, prompt: SoftPrompt, rate: float) -> Optimizer:
+    """Adam whose rate is relative to a token's vector; in the output layer, a step moves a score by a few `rate`."""
+    rate = check.positive("learning_rate", rate)
+    groups: list[dict[str, Any]] = [{"params": [prompt.tokens], "lr": rate * _size(language.table)}]
+    if prompt.weight is not None:
+        groups.append({"params": [prompt.weight], "lr": rate / language.width**0.5})
+        groups.append({"params": [prompt.bias], "lr": rate})
+    return torch.optim.Adam(groups)
+
+
+def _size(table: Tensor) -> float:
+    """The root mean square of a table's entries."""
+    found = float(table.detach().float().pow(2).mean().sqrt())
+    return found if found > 0 else 1.0
