@@ -25,14 +25,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import features
 import numpy as np
-import peers
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+import features
+import peers
 from terrine import datasets, sgd
 from terrine.events import Budget, Event
 from terrine.rounding import up
@@ -243,7 +243,7 @@ _CNN = Recipe(lot=1024, epochs=30, learning_rate=1.0, clip=1.0)
 _MLP = Recipe(lot=2048, epochs=40, learning_rate=0.6, clip=2.0)
 _FASHION = replace(_SCATTER, learning_rate=74.0)
 _LOGISTIC = Recipe(lot=2048, epochs=40, learning_rate=57.0, clip=0.3, average=0.99, whitening=1.0, growth=0.5)
-_HIDDEN = _LOGISTIC
+_HIDDEN = replace(_LOGISTIC, learning_rate=32.0, growth=1.0)
 _LARGE = peers.Settings(lot=8192, epochs=40, learning_rate=16.0, clip=0.5, momentum=0.9)
 _MIDDLE = peers.Settings(lot=4096, epochs=30, learning_rate=1.0, clip=1.0, momentum=0.9)
 _USUAL = peers.Settings(lot=256, epochs=10, learning_rate=0.5, clip=1.0, momentum=0.0)
