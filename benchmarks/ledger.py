@@ -29,7 +29,7 @@ import postgres
 from terrine.errors import BudgetExceeded
 from terrine.events import Budget, Gaussian, PureDP, to_json
 from terrine.ledger import Ledger
-from terrine.ledger.records import ChargeRow, hashed, write_cost
+from terrine.ledger.records import ChargeRow, hashed, write_cost, write_state
 
 PROCESSES = multiprocessing.get_context("fork")
 
@@ -227,9 +227,9 @@ def growth(url: str, *, rows: int, tries: int = 30) -> dict[str, Any]:
 def _fill(ledger: Ledger, name: str, event: PureDP, rows: int) -> None:
     """The rows that `rows` charges would write, in one transaction instead of one each."""
     account, store = ledger.account(name), ledger._store
-    with store.transaction() as connection:
-        head = store.lock_head(connection, account._row.account)
-        at, balance = account._standing(connection, head)
+    with store.transaction() as session:
+        head = store.lock_head(session, account._row.account)
+        at, balance = account._standing(session, head)
         for sequence in range(head[0] + 1, rows + 1):
             accepted = balance.accept(event)
             assert accepted is not None
@@ -243,12 +243,12 @@ def _fill(ledger: Ledger, name: str, event: PureDP, rows: int) -> None:
                 by="",
                 partition="",
                 cost=write_cost(cost),
-                state=write_cost(balance.own("")),
+                state=write_state(*balance.state("")),
                 sealed="",
                 previous=head[1],
             )
             row = hashed(row)
-            store.append(connection, row)
+            store.append(session, row)
             head = (row.sequence, row.hash)
 
 

@@ -2,11 +2,13 @@
 
     python benchmarks/sgd.py                       all workloads
     python benchmarks/sgd.py W2 W5 --rounds 15     some of them, more rounds
+    python benchmarks/sgd.py epoch                 with the sampler, against the plain loop with a DataLoader
     python benchmarks/sgd.py --json sgd.json       figures as JSON as well
 
 Every candidate runs in a fresh process of its own; the processes take turns, step by step, so that whatever else
 the machine does falls on all alike. Time is the median over rounds; a ratio is to the better of the two plain
-steps (as is, and with channels_last memory), taken round by round. Memory is the peak resident size during steps
+steps (as is, and with channels_last memory), taken round by round. "epoch" is a tenth of an epoch, loading and
+sampling included. Memory is the peak resident size during steps
 above the size before the first step.
 """
 
@@ -44,6 +46,7 @@ class Workload:
     lot: Callable[[], tuple[Tensor, Tensor]]
     time: float
     memory: float = 1.5
+    epoch: int = 0  # lots of the data set; 0: the same lot all the time
 
 
 class Bags(nn.Module):
@@ -140,6 +143,7 @@ WORKLOADS = (
     Workload("W5", "transformer d 256, 4 layers, length 128, lot 32", Encoder, tokens(32, 128, 1_000, 10), 1.10, 1.0),
     Workload("W6", "linear on 3,969 features, lot 8,192", lambda: nn.Linear(3_969, 10), images(8_192, 3_969), 1.05),
     Workload("W7", "EmbeddingBag 50,000 x 128, lot 1,024", Bags, tokens(1_024, 64, 50_000, 2), 1.4),
+    Workload("epoch", "W2 with its sampler, 24 lots", mnist_cnn, images(256, 1, 28, 28), 1.0, epoch=235),
 )
 
 
@@ -148,6 +152,8 @@ WORKLOADS = (
 
 def plain(work: Workload, memory_format: torch.memory_format = torch.contiguous_format) -> Step:
     model, (x, y) = work.model(), work.lot()
+    if work.epoch:
+        return plain_epoch(work, model.to(memory_format=memory_format))
     if memory_format is torch.channels_last:
         model = model.to(memory_format=memory_format)
         x = x.contiguous(memory_format=memory_format) if x.dim() == 4 else x
@@ -162,26 +168,109 @@ def plain(work: Workload, memory_format: torch.memory_format = torch.contiguous_
     return step
 
 
-def terrine(work: Workload) -> Step:
-    from terrine.sgd.clipping import clipped_sum
-    from terrine.sgd.noise import Key, Purpose
+def plain_epoch(work: Workload, model: nn.Module) -> Step:
+    from torch.utils.data import DataLoader, TensorDataset
 
-    model, (x, y) = work.model(), work.lot()
-    parameters = dict(model.named_parameters())
+    x, y = data_set(work)
+    loader = DataLoader(TensorDataset(x, y), batch_size=len(x) // work.epoch, shuffle=True)
+    batches = (batch for _ in itertools.count() for batch in loader)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     criterion = nn.CrossEntropyLoss()
-    key, taken = Key.fresh(), itertools.count()
+
+    def lot() -> None:
+        x, y = next(batches)
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+    return lambda: several(lot)
+
+
+def terrine_epoch(work: Workload, *, trainer: bool) -> Step:
+    from terrine import sgd
+    from terrine.sgd.private import start
+
+    model, (x, y) = work.model(), data_set(work)
+    plan = sgd.Plan(examples=len(x), lot=len(x) // work.epoch, steps=1_000_000, clip=CLIP, noise=NOISE, delta=1e-5)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    criterion = nn.CrossEntropyLoss()
+    model, optimizer, lots = start(model, optimizer, (x, y), plan, None, watch=not trainer)
+    batches = iter(lots)
+
+    def lot() -> None:
+        x, y = next(batches)
+        optimizer.zero_grad()
+        if trainer:
+            lots.run.step.add(sgd.clipped_sum(model, criterion, x, y, clip=CLIP))
+        else:
+            criterion(model(x), y).backward()
+        optimizer.step()
+
+    return lambda: several(lot)
+
+
+def data_set(work: Workload) -> tuple[Tensor, Tensor]:
+    """As many examples as an epoch has, made of one lot again and again."""
+    x, y = work.lot()
+    return x.repeat(work.epoch, *[1] * (x.dim() - 1)), y.repeat(work.epoch)
+
+
+def several(lot: Step) -> None:
+    for _ in range(24):
+        lot()
+
+
+def terrine(work: Workload) -> Step:
+    """What `sgd.Trainer` does with a lot: it computes the clipped sum itself."""
+    from terrine.sgd import clipped_sum
+
+    if work.epoch:
+        return terrine_epoch(work, trainer=True)
+    model, (x, y) = work.model(), work.lot()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    criterion, state = nn.CrossEntropyLoss(), private(model, len(x))
 
     def step() -> None:
         optimizer.zero_grad()
-        sums, _ = clipped_sum(model, criterion, x, y, clip=CLIP)
-        draw = key.draw(Purpose.NOISE, next(taken))
-        for name, parameter in parameters.items():
-            draw.protect(sums[name], NOISE * CLIP)
-            parameter.grad = sums[name].div_(len(x))
+        state.begin()
+        state.add(clipped_sum(model, criterion, x, y, clip=CLIP))
+        state.release(optimizer)
         optimizer.step()
 
     return step
+
+
+def terrine_loop(work: Workload) -> Step:
+    """An ordinary loop after `sgd.make_private`; only the lot is always the same, as it is for the others."""
+    from terrine.sgd.clipping import Recorder
+    from terrine.sgd.lots import Piece
+    from terrine.sgd.private import Run
+
+    if work.epoch:
+        return terrine_epoch(work, trainer=False)
+    model, lot = work.model(), work.lot()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    criterion = nn.CrossEntropyLoss()
+    run = Run(private(model, len(lot[0])), optimizer, Recorder(model, clip=CLIP))
+
+    def step() -> None:
+        x, y = run.begin(lot, Piece(len(lot[0]), last=True))
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+        run.finish()
+
+    return step
+
+
+def private(model: nn.Module, lot: int) -> Any:
+    """The state of a private run that never ends."""
+    from terrine import sgd
+    from terrine.sgd.noise import Key
+    from terrine.sgd.step import Step
+
+    plan = sgd.Plan(examples=100 * lot, lot=lot, steps=1_000_000, clip=CLIP, noise=NOISE, delta=1e-5)
+    return Step(model, plan, Key.fresh())
 
 
 def opacus(work: Workload, mode: str) -> Step:
@@ -192,6 +281,8 @@ def opacus(work: Workload, mode: str) -> Step:
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
     from opacus.validators import ModuleValidator
 
+    if work.epoch:
+        raise NotImplementedError("no epoch of this one")
     model, (x, y) = ModuleValidator.fix(work.model()), work.lot()
     inner = torch.optim.SGD(model.parameters(), lr=RATE)
     settings: dict[str, Any] = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "expected_batch_size": len(x)}
@@ -216,6 +307,7 @@ CANDIDATES: dict[str, Callable[[Workload], Step]] = {
     "plain": plain,
     "plain channels_last": lambda work: plain(work, torch.channels_last),
     "terrine": terrine,
+    "terrine loop": terrine_loop,
     "opacus hooks": lambda work: opacus(work, "hooks"),
     "opacus ghost": lambda work: opacus(work, "ghost"),
 }
@@ -321,7 +413,7 @@ def show(name: str, figures: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workloads", nargs="*", help="W1 ... W7; all by default")
+    parser.add_argument("workloads", nargs="*", help="W1 ... W7, epoch; all by default")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--cpu-time", action="store_true", help="processor time instead of wall time")

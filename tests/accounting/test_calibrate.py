@@ -21,7 +21,8 @@ def test_the_smallest_noise_keeps_the_budget_and_spends_it(epsilon, delta, steps
     noise = calibrate(lambda value: dpsgd(value, steps=steps), budget, over=NOISE)
     found = accounting.bounds(dpsgd(noise, steps=steps), delta=delta)
     assert found.upper <= epsilon
-    assert accounting.delta(dpsgd(noise, steps=steps), epsilon=epsilon) <= delta * (1 + 1e-4)
+    by_other_atoms = 2e-3
+    assert accounting.delta(dpsgd(noise, steps=steps), epsilon=epsilon) <= delta * (1 + by_other_atoms)
     assert accounting.bounds(dpsgd(noise * 0.999, steps=steps), delta=delta).upper > epsilon * 0.999
 
 

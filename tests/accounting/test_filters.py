@@ -16,7 +16,7 @@ from scipy.special import ndtr, ndtri
 from terrine import accounting
 from terrine.accounting import gaussian
 from terrine.accounting.calibrate import NOISE, RATE, STEPS
-from terrine.accounting.costs import price, written
+from terrine.accounting.costs import Cost, price, written
 from terrine.accounting.filters import Filter, Odometer, Split, Terms, accept, least_private, remaining_noise
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent
 from terrine.events import (
@@ -28,11 +28,15 @@ from terrine.events import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    NegativeBinomialCount,
     Neighbours,
     NonPrivate,
+    OneOf,
+    PoissonCount,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    RandomStopping,
     Repeated,
     Reproducible,
     Selection,
@@ -60,6 +64,27 @@ def test_ten_tenths_are_one_and_an_eleventh_is_refused_without_a_trace():
     assert filter_.state == before
     assert filter_.spent(0.0) == 1.0
     assert filter_.remaining().share == 0.0
+
+
+amounts = st.none() | st.sampled_from([0.0, 0.5, 0.999, 1.0, 1.001, 3.0])
+
+
+@given(amounts, amounts, amounts, st.sampled_from([0.0, 0.25, 0.26]), st.booleans(), st.sampled_from([0.0, 1e-5]))
+def test_the_quick_look_at_the_rules_agrees_with_the_shares(epsilon, mu, renyi, failures, planned, delta):
+    terms = Terms.of(Budget(epsilon=1.0, delta=delta))
+
+    def times(share, limit):
+        return None if share is None else written(share) * Fraction(limit)
+
+    first = math.inf if renyi is None else renyi * terms.renyi
+    cost = Cost(
+        epsilon=times(epsilon, 1),
+        delta=written(failures) * written(delta),
+        mu_squared=times(mu, terms.mu_squared),
+        renyi=(first, *terms.nothing.renyi[1:]),
+        planned=planned,
+    )
+    assert terms.hold(cost) == (terms.used(cost) <= 1)
 
 
 def test_thirds_add_up_to_one():
@@ -312,6 +337,9 @@ ALL_KINDS = [
     FixedSizeSampled(PureDP(epsilon=0.5), size=10, population=100),
     ShuffledEpoch(Gaussian(noise=2.0), steps=5),
     Reproducible(Laplace(noise=2.0)),
+    OneOf([PureDP(epsilon=0.5), Laplace(noise=3.0)]),
+    RandomStopping(PureDP(epsilon=0.5), NegativeBinomialCount(shape=0.0, gamma=0.1)),
+    RandomStopping(Gaussian(noise=2.0), PoissonCount(mean=4.0)),
 ]
 
 

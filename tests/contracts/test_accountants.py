@@ -12,11 +12,14 @@ from terrine.events import (
     Composed,
     Gaussian,
     Laplace,
+    NegativeBinomialCount,
     Neighbours,
     NonPrivate,
+    PoissonCount,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    RandomStopping,
     Repeated,
     Reproducible,
 )
@@ -34,6 +37,12 @@ EVENTS = {
     "randomized response": lambda noise: RandomizedResponse(epsilon=1 / noise),
     "pure": lambda noise: PureDP(epsilon=1 / noise),
     "dp-sgd": lambda noise: Repeated(PoissonSampled(Gaussian(noise=noise), rate=0.02), times=50),
+}
+STOPPED = {
+    "best of pure": lambda noise: RandomStopping(
+        PureDP(epsilon=1 / noise), NegativeBinomialCount(shape=0.0, gamma=0.1)
+    ),
+    "best of gaussian": lambda noise: RandomStopping(Gaussian(noise=noise), PoissonCount(mean=5.0)),
 }
 each_accountant = pytest.mark.parametrize("epsilon", ACCOUNTANTS.values(), ids=ACCOUNTANTS)
 each_event = pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
@@ -92,6 +101,19 @@ def test_no_accountant_claims_less_than_is_possible(epsilon, event):
     """Every claim is compared with a proven lower bound on the truth."""
     run = Repeated(event(3.0), times=20)
     assert epsilon(run, delta=1e-6) >= accounting.bounds(run, delta=1e-6).lower * (1 - 1e-9)
+
+
+@each_accountant
+@pytest.mark.parametrize("event", STOPPED.values(), ids=STOPPED)
+def test_the_best_of_many_is_priced_above_one_or_refused(epsilon, event):
+    try:
+        costs = [epsilon(event(noise), delta=1e-6) for noise in (1.0, 3.0, 20.0)]
+    except UnsupportedEvent:
+        assert epsilon not in (accounting.epsilon, renyi.epsilon)
+        return
+    assert all(np.diff(costs) <= 1e-12)
+    assert costs[0] > epsilon(event(1.0).event, delta=1e-6)
+    assert epsilon(Composed([event(1.0), Laplace(noise=5.0)]), delta=1e-6) >= costs[0]
 
 
 @each_accountant

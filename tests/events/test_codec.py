@@ -22,6 +22,9 @@ EXAMPLES = [
     e.Composed([]),
     e.NonPrivate(),
     e.Reproducible(e.Gaussian(noise=1.0)),
+    e.RandomStopping(e.Gaussian(noise=1.0), e.PoissonCount(mean=4.0)),
+    e.OneOf([e.Gaussian(noise=1.0), e.PoissonSampled(e.Gaussian(noise=2.0), rate=0.5)]),
+    e.RandomStopping(e.PureDP(epsilon=1.0), e.NegativeBinomialCount(shape=0.0, gamma=0.1)),
 ]
 
 
@@ -43,6 +46,8 @@ def test_an_event_comes_back_equal(event):
         ('{"kind": "Repeated", "times": 2.5, "event": {"kind": "NonPrivate"}}', "whole"),
         ('{"terrine-events": 99, "event": {}}', "version 99"),
         ("3", "want an object"),
+        ('{"kind": "RandomStopping", "event": {"kind": "NonPrivate"}, "count": {"kind": "Gaussian"}}', "PoissonCount"),
+        ('{"kind": "PoissonCount", "mean": 3}', "want one of"),
     ],
 )
 def test_a_malformed_text_is_refused_in_one_line(text, why):

@@ -100,7 +100,7 @@ def test_the_race_finds_a_ledger_that_does_not_lock(bench, tmp_path, monkeypatch
 
     def hasty(self, event, **options):
         seen = (0, self._balance())
-        self._standing = lambda connection, head: seen
+        self._standing = lambda session, head: seen
         return honest(self, event, **options)
 
     monkeypatch.setattr(Account, "charge", hasty)
@@ -116,8 +116,8 @@ def test_the_last_of_many_charges_costs_no_more_than_ten_first_ones(bench, tmp_p
         bench._fill(ledger, "old", PureDP(epsilon=1e-6), 3000)
         account = ledger.account("old")
         account.charge(PureDP(epsilon=1e-6))
-        with ledger._store.transaction(write=False) as connection:
-            rows = list(ledger._store.rows(connection, account._row.account))
+        with ledger._store.transaction(write=False) as session:
+            rows = list(ledger._store.rows(session, account._row.account))
         assert ledger.verify() == []
     assert len(rows) == 3001
     assert len(rows[-1].state) < 2 * len(rows[0].state)
@@ -128,9 +128,9 @@ def test_a_charge_reads_two_rows_however_long_the_history(bench, tmp_path):
         ledger.account("old", budget=Budget(epsilon=1000.0, delta=1e-6))
         bench._fill(ledger, "old", PureDP(epsilon=1e-6), 500)
         plan = []
-        with ledger._store.transaction(write=False) as connection:
+        with ledger._store.transaction(write=False) as session:
             for wanted in ("ledger_heads WHERE account = 'x'", "ledger_charges WHERE account = 'x' AND sequence = 7"):
-                plan += [str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN SELECT * FROM {wanted}"))]
+                plan += [str(row) for row in session.execute(text(f"EXPLAIN QUERY PLAN SELECT * FROM {wanted}"))]
     assert all("SEARCH" in step for step in plan)
 
 
@@ -213,8 +213,8 @@ def test_a_locked_account_on_postgresql(postgresql):
     with Ledger.open(postgresql, timeout=0.2) as ledger, Ledger.open(postgresql) as other:
         account = ledger.account("main", budget=PURE)
         other_account = other.account("main")
-        with other._store.transaction() as connection:
-            other._store.lock_head(connection, other_account._row.account)
+        with other._store.transaction() as session:
+            other._store.lock_head(session, other_account._row.account)
             with pytest.raises(LedgerUnavailable, match="another process holds the account"):
                 account.charge(TENTH)
         account.charge(TENTH)
@@ -248,9 +248,9 @@ def test_a_ledger_from_a_newer_version(url):
     engine = create_engine(url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE ledger_meta SET version = 99"))
-    refused(LedgerUnavailable, "version 99: this Terrine reads up to 1; upgrade", url)
+    refused(LedgerUnavailable, "version 99: this Terrine reads up to 2; upgrade", url)
     with engine.begin() as connection:
-        connection.execute(text("UPDATE ledger_meta SET version = 1"))
+        connection.execute(text("UPDATE ledger_meta SET version = 2"))
     engine.dispose()
     intact(url, charges=1)
 
@@ -305,19 +305,19 @@ def test_an_unreachable_server_is_one_clear_line_without_the_password():
 
 def test_migrations_run_once_in_order_and_undo_on_failure(url):
     Ledger.open(url).close()
-    second = schema.Migration(2, ("CREATE TABLE ledger_extra (one BIGINT)",))
-    broken = schema.Migration(3, ("CREATE TABLE ledger_more (one BIGINT)", "NOT SQL"))
+    second = schema.Migration(3, ("CREATE TABLE ledger_extra (one BIGINT)",))
+    broken = schema.Migration(4, ("CREATE TABLE ledger_more (one BIGINT)", "NOT SQL"))
     with Ledger.open(url) as ledger:
-        with ledger._store.transaction() as connection:
-            schema.migrate(connection, (*schema.MIGRATIONS, second))
+        with ledger._store.transaction() as session:
+            schema.migrate(session.connection, (*schema.MIGRATIONS, second))
         with pytest.raises(LedgerUnavailable, match="upgrade it"):
             Ledger.open(url)
-        with ledger._store.transaction() as connection:
-            connection.execute(text("UPDATE ledger_meta SET version = 1"))
-        with pytest.raises(LedgerUnavailable), ledger._store.transaction() as connection:
-            schema.migrate(connection, (*schema.MIGRATIONS, broken))
-        with ledger._store.transaction() as connection:
-            assert schema.found_version(connection) == 1
+        with ledger._store.transaction() as session:
+            session.execute(text("UPDATE ledger_meta SET version = 2"))
+        with pytest.raises(LedgerUnavailable), ledger._store.transaction() as session:
+            schema.migrate(session.connection, (*schema.MIGRATIONS, broken))
+        with ledger._store.transaction() as session:
+            assert schema.found_version(session.connection) == 2
     Ledger.open(url).close()
 
 

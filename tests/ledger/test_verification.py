@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import math
+from fractions import Fraction
 
 import pytest
 from sqlalchemy import create_engine, text
 
+from terrine.accounting.costs import price
 from terrine.errors import LedgerDamaged
 from terrine.events import Budget, Gaussian, PureDP, to_json
 from terrine.ledger import Ledger
-from terrine.ledger.records import ChargeRow, digest, hashed, read_cost, write_cost
+from terrine.ledger.records import ChargeRow, digest, hashed, read_cost, read_state, write_cost, write_state
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
 
@@ -115,21 +119,21 @@ def rewritten(url, edit):
     """A forger who knows the hash: change one row, then chain everything after it again."""
     with Ledger.open(url) as ledger:
         store = ledger._store
-        with store.transaction() as connection:
-            account = store.accounts(connection, "main")[0]
-            rows = [edit(row) for row in store.rows(connection, account.account)]
-            connection.execute(text(f"DELETE FROM ledger_charges WHERE {MAIN}"))
+        with store.transaction() as session:
+            account = store.accounts(session, "main")[0]
+            rows = [edit(row) for row in store.rows(session, account.account)]
+            session.execute(text(f"DELETE FROM ledger_charges WHERE {MAIN}"))
             previous = account.hash
             for row in rows:
-                chained = hashed(dataclasses.replace(row, previous=previous))
-                store.append(connection, chained)
-                previous = chained.hash
+                again = hashed(row._replace(previous=previous))
+                store.append(session, again)
+                previous = again.hash
 
 
 def test_a_forger_who_chains_again_still_has_to_get_the_price_right(filled):
     def cheaper(row):
         cost = read_cost(row.cost)
-        return dataclasses.replace(row, cost=write_cost(dataclasses.replace(cost, mu_squared=cost.mu_squared / 2)))
+        return row._replace(cost=write_cost(dataclasses.replace(cost, mu_squared=cost.mu_squared / 2)))
 
     rewritten(filled, lambda row: cheaper(row) if row.sequence == 4 else row)
     problems = [one.problem for one in findings(filled) if one.sequence == 4]
@@ -138,9 +142,7 @@ def test_a_forger_who_chains_again_still_has_to_get_the_price_right(filled):
 
 
 def test_an_overspent_row_is_found_even_if_everything_else_is_in_order(filled):
-    rewritten(
-        filled, lambda row: dataclasses.replace(row, event=to_json(Gaussian(noise=0.5))) if row.sequence == 2 else row
-    )
+    rewritten(filled, lambda row: row._replace(event=to_json(Gaussian(noise=0.5))) if row.sequence == 2 else row)
     problems = [one.problem for one in findings(filled) if one.sequence == 2]
     assert any("overspent" in one for one in problems)
     assert any("mispriced" in one for one in problems)
@@ -148,19 +150,75 @@ def test_an_overspent_row_is_found_even_if_everything_else_is_in_order(filled):
 
 def test_every_field_is_under_the_hash():
     row = ChargeRow("a", 1, 2, "e", "p", "b", "", "c", "s", "", "prev")
-    for field in dataclasses.fields(ChargeRow):
-        if field.name != "hash":
-            value = getattr(row, field.name)
-            other = dataclasses.replace(row, **{field.name: value + 1 if isinstance(value, int) else value + "x"})
-            assert digest(other) != digest(row), field.name
-    assert digest(dataclasses.replace(row, purpose="pb", by="")) != digest(row)
+    for name in ChargeRow._fields:
+        if name != "hash":
+            value = getattr(row, name)
+            other = row._replace(**{name: value + 1 if isinstance(value, int) else value + "x"})
+            assert digest(other) != digest(row), name
+    assert digest(row._replace(purpose="pb", by="")) != digest(row)
+
+
+@pytest.mark.parametrize("purpose", ["", "plain", 'quo"te\\', "üñí \U0001f600", "tab\tline\n\x7f"])
+def test_the_hash_is_that_of_the_fields_as_json(purpose):
+    row = ChargeRow("a", 1, 2**60, "{}", purpose, "b", "", "c", "s", "", "prev")
+    assert digest(row) == hashlib.sha256(json.dumps(["ChargeRow", *row[:-1]]).encode()).hexdigest()
+    assert hashed(row) == row._replace(hash=digest(row))
+
+
+def test_a_ledger_of_the_first_version_is_brought_up_and_goes_on(url):
+    """The first ledgers indexed every row, wrote divergences as a list, and no common sum beside a partition's."""
+    with Ledger.open(url) as ledger:
+        account = ledger.account("main", budget=BUDGET, partitions=["a", "b"])
+        for partition in ("", "a", "a", "b", "", "a"):
+            account.charge(Gaussian(noise=60.0), partition=partition)
+        spent, left = account.spent(), account.remaining(partition="b")
+
+    def old(text):
+        record = json.loads(text)
+        record.pop("common", None)
+        curve = read_cost(text).renyi
+        return json.dumps(record | {"renyi": [None if one == math.inf else one for one in curve]})
+
+    rewritten(url, lambda row: row._replace(cost=old(row.cost), state=old(row.state)))
+    change(
+        url,
+        "DROP INDEX ledger_streams",
+        'CREATE INDEX ledger_streams ON ledger_charges (account, "partition", sequence)',
+        "UPDATE ledger_meta SET version = 1",
+    )
+    with Ledger.open(url) as ledger:
+        account = ledger.account("main")
+        assert (account.spent(), account.remaining(partition="b")) == (spent, left)
+        assert ledger.verify() == []
+        account.charge(Gaussian(noise=60.0), partition="b")
+        assert ledger.account("main").spent() == account.spent()
+        assert ledger.verify() == []
+
+
+def test_a_forged_common_sum_is_found(url):
+    with Ledger.open(url) as ledger:
+        account = ledger.account("main", budget=BUDGET, partitions=["a", "b"])
+        for partition in ("", "a", "b"):
+            account.charge(PureDP(epsilon=0.2), partition=partition)
+
+    def forged(row):
+        own, common = read_state(row.state)
+        return row._replace(state=write_state(own, common and dataclasses.replace(common, epsilon=Fraction(0))))
+
+    rewritten(url, forged)
+    assert {one.sequence for one in findings(url)} == {2, 3}
 
 
 def test_costs_round_trip_bit_for_bit(filled):
-    with Ledger.open(filled) as ledger, ledger._store.transaction(write=False) as connection:
-        for account in ledger._store.accounts(connection):
-            for row in ledger._store.rows(connection, account.account):
-                assert write_cost(read_cost(row.state)) == row.state
+    with Ledger.open(filled) as ledger, ledger._store.transaction(write=False) as session:
+        for account in ledger._store.accounts(session):
+            for row in ledger._store.rows(session, account.account):
+                assert write_cost(read_cost(row.cost)) == row.cost
+                assert write_state(*read_state(row.state)) == row.state
     for wrong in ("", "{}", '{"epsilon": "1/0"}', json.dumps({"epsilon": "x"})):
         with pytest.raises(LedgerDamaged):
             read_cost(wrong)
+    good = json.loads(write_cost(price(Gaussian(noise=2.0), (2.0, 3.0))))
+    for curve in ("7ff8000000000000" * 2, "bff0000000000000" * 2, "zz", "3ff0", None):
+        with pytest.raises(LedgerDamaged):
+            read_cost(json.dumps(good | {"renyi": curve}))

@@ -185,7 +185,9 @@ def test_noise_for_every_piece_is_caught(monkeypatch):
 
 def test_too_little_noise_is_caught(monkeypatch):
     real = Draw.protect
-    monkeypatch.setattr(Draw, "protect", lambda self, total, deviation: real(self, total, 0.9 * deviation))
+    monkeypatch.setattr(
+        Draw, "protect", lambda self, totals, deviation, over: real(self, totals, 0.9 * deviation, over)
+    )
     with pytest.raises(AssertionError):
         noise_has_the_deviation_of_the_event()
 
@@ -194,9 +196,9 @@ def test_noise_once_per_process_is_caught(monkeypatch):
     """Two processes that each add noise before the sum: as if the sum had been taken twice."""
     real = Draw.protect
 
-    def twice(self, total, deviation):
-        real(self, total, deviation)
-        real(self, total, deviation)
+    def twice(self, totals, deviation, over):
+        real(self, totals, deviation)
+        real(self, totals, deviation, over)
 
     monkeypatch.setattr(Draw, "protect", twice)
     assert distributed.share() == (0, 1)

@@ -188,6 +188,27 @@ def test_a_plan_of_few_answers_costs_less_and_is_kept():
     assert accounting.epsilon(found.event, delta=1e-5) < accounting.epsilon(rule.event(50), delta=1e-5)
 
 
+def test_a_run_that_stops_does_not_tell_where_the_next_answer_would_have_been():
+    """`asked` ends with the last answer: were it the next query that passes, its test would be told and not priced."""
+    rule = pate.ConfidentGaussianMax(threshold=30, test_noise=0.01, noise=0.01)
+    sure, split = [38, 1, 1], [14, 13, 13]
+    ends = {rule.answer(votes_of(sure, split, *rest), most=1, rng=Seeded(0)).asked for rest in ([sure], [split])}
+    assert ends == {1}
+
+
+def test_every_rule_takes_most_and_only_one_takes_a_student():
+    votes = pate.Votes(np.tile([38, 1, 1], (3, 1)), DEAL.record())
+    for rule in RULES.values():
+        given = {"student": np.full((3, 3), 1 / 3)}
+        known = given if rule.wants_student else {}
+        found = rule.answer(votes, most=2, rng=Seeded(0), **known)
+        assert len(found.answered) <= 2
+        assert found.asked <= (3 if rule.tests_first else 2)
+        assert found.asked == 3 or found.stopped
+        with pytest.raises(InvalidArgument, match="student"):
+            rule.answer(votes, rng=Seeded(0), **({} if rule.wants_student else given))
+
+
 def test_noise_may_differ_from_query_to_query():
     rule = pate.GaussianMax([1.0, 1.0, 50.0])
     same = events.Composed(

@@ -92,6 +92,76 @@ def test_a_whole_run_from_one_file(files):
     assert (files / "whole" / "student.safetensors").exists()
 
 
+def test_the_interactive_aggregator_compares_with_another_run_s_student(files):
+    data, public = files / "private.npz", files / "public.npz"
+    for here in (files / "one", files / "two"):
+        run("split", "--run", here, "--data", data, "--teachers", 20, "--json")
+        run("train", "--run", here, "--data", data, "--model", "logistic", "--json")
+        run("vote", "--run", here, "--data", data, "--public", public, "--json")
+    first, second = files / "one", files / "two"
+    run("label", "--run", first, "--noise", 3, "--queries", 80, "--test-seed", 1, "--json")
+    run("bill", "--run", first, "--test-seed", 1, "--json")
+    run("student", "--run", first, "--public", public, "--model", "logistic", "--json")
+    predicted = np.load(first / "predictions.npy")
+    assert predicted.shape == (437, 10)
+    predicted[:50] = np.roll(np.eye(10)[predicted[:50].argmax(axis=1)], 1, axis=1)  # sure, and mostly wrong
+    np.save(files / "student.npy", predicted)
+    words = ["label", "--run", second, "--aggregator", "interactive", "--noise", 2, "--threshold", 8]
+    words += ["--test-noise", 2, "--confidence", 0.5, "--queries", 200, "--test-seed", 2, "--json"]
+    with pytest.raises(InvalidArgument, match="InteractiveGaussianMax wants finite probabilities"):
+        run(*words)
+    found = run(*words, "--student", files / "student.npy")
+    labels = np.array(json.loads((second / "labels.json").read_text())["labels"])
+    told, sure = predicted[:200].argmax(axis=1), predicted[:200].max(axis=1) > 0.5
+    assert found["answered"] >= sure.sum(), "the student's own confident predictions stand"
+    assert (labels[:50] != told[:50]).mean() > 0.8, "unless the teachers correct them"
+    assert (labels[50:] == told[50:])[sure[50:]].mean() > 0.8
+    bill = run("bill", "--run", second, "--test-seed", 1, "--json")
+    assert bill["asked"] == 200
+
+
+def test_a_subsampled_run_goes_through_its_own_aggregator_only(files):
+    config = files / "run.toml"
+    config.write_text(
+        f"""
+        run = "{files}/drawn"
+        data = "{files}/private.npz"
+        public = "{files}/public.npz"
+        [split]
+        teachers = 200
+        classes = 10
+        rate = 0.1
+        test_seed = 1
+        [train]
+        model = "logistic"
+        [label]
+        aggregator = "subsample"
+        epsilon = 6.0
+        delta = 1e-3
+        queries = 20
+        test_seed = 3
+        [bill]
+        delta = 0.05
+        [student]
+        model = "logistic"
+        """
+    )
+    with pytest.raises(InvalidArgument, match="SubsampleAggregate is for subsampled"):
+        run("run", _with(config, 'aggregator = "gaussian"\nnoise = 3.0\nqueries = 40'), "--json")
+    assert (files / "drawn" / "owner" / "subsets.npz").stat().st_mode & 0o077 == 0
+    shown = run("run", config, "--json")
+    assert 0 < shown["epsilon_data_independent"] < 121
+    assert shown["epsilon_sanitised"] is None
+    assert shown["student"].endswith("student.skops")
+
+
+def _with(config, label):
+    before, after = config.read_text().split("[label]")
+    other = config.with_name("other.toml")
+    other.write_text(before + "[label]\n" + label + "\n[bill]" + after.split("[bill]")[1])
+    return other
+
+
 def test_steps_out_of_order_say_what_comes_first(files):
     with pytest.raises(InvalidArgument, match="terrine pate split first"):
         run("train", "--run", files / "none", "--data", files / "private.npz")
@@ -103,6 +173,7 @@ def test_steps_out_of_order_say_what_comes_first(files):
     ("words", "why"),
     [
         (["--aggregator", "median"], "one of laplace"),
+        (["--aggregator", "gaussian", "--noise", "3", "--student", "none.npy"], "want a .npy file"),
         (["--aggregator", "confident", "--noise", "3"], "threshold, test_noise missing"),
         (["--aggregator", "laplace", "--noise", "3", "--threshold", "2"], "laplace has no threshold"),
         (["--noise", "3", "--budget", "2"], "EPSILON,DELTA"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from terrine import accounting, runs, sgd
+from terrine import accounting, cli, runs, sgd
 from terrine.events import Budget, from_json
 from terrine.ledger import Ledger
 from terrine.runs import coins, job
@@ -171,6 +171,62 @@ def test_mistakes_are_one_clear_line_and_leave_no_folder(run, table, tmp_path, w
     assert not (tmp_path / "run").exists()
 
 
+def refused(monkeypatch, capsys, *words):
+    """What the command says when it ends with code 2: one line, and no traceback."""
+    monkeypatch.setattr(sys, "argv", ["terrine", *(str(word) for word in words)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    said = capsys.readouterr().err.strip()
+    assert left.value.code == 2
+    assert len(said.splitlines()) == 1
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("people.csv", "--label", "il", "--epsilon", 1), "no such column; want one of name, age, city, ill"),
+        (("empty.csv", "--label", "ill", "--epsilon", 1), "the file is empty"),
+        (("header.csv", "--label", "ill", "--epsilon", 1), "column names but no rows"),
+        (("single.csv", "--label", "ill", "--epsilon", 1), "has 1 class; want two or more"),
+        (("people.csv", "--label", "ill", "--epsilon", 0), "epsilon=0.0: want > 0"),
+        (("people.csv", "--label", "ill", "--epsilon", "many"), "Invalid value for '--epsilon'"),
+        (("people.csv", "--label", "ill"), "Missing option '--epsilon'"),
+        (("people.csv", "--label", "ill", "--epsilon", 1, "--ledger", "no.db", "--account", "a"), "no such file"),
+    ],
+)
+def test_a_new_user_is_told_in_one_line_and_nothing_is_made(table, tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    lines = table.read_text().splitlines()
+    for name, text in (("empty", ""), ("header", lines[0] + "\n"), ("single", table.read_text())):
+        (tmp_path / f"{name}.csv").write_text(text)
+        (tmp_path / f"{name}.schema.toml").write_text(SCHEMA)
+    (tmp_path / "single.schema.toml").write_text(SCHEMA.replace('["no", "yes"]', '["yes"]'))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert said in refused(monkeypatch, capsys, "train", *words, "--out", "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_schema_of_one_class_is_not_even_drafted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.csv").write_text("age,ill\n1,yes\n2,yes\n")
+    assert "one class" in refused(monkeypatch, capsys, "schema", "one.csv", "--label", "ill", "--yes")
+    assert not (tmp_path / "one.schema.toml").exists()
+
+
+def test_what_lies_in_the_way_stays_as_it_was(run, table, tmp_path, monkeypatch, capsys):
+    asked = ("train", "people.csv", "--label", "ill", *QUICK)
+    assert run(*asked, "--epsilon", 2, "--out", "run").exit_code == 0
+    (tmp_path / "notes").write_text("a file")
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert "holds another run" in refused(monkeypatch, capsys, *asked, "--epsilon", 3, "--out", "run")
+    assert "a file; want a new folder" in refused(monkeypatch, capsys, *asked, "--epsilon", 3, "--out", "notes")
+    assert "could not be made" in refused(monkeypatch, capsys, *asked, "--epsilon", 3, "--out", "notes/run")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
+    assert (tmp_path / "notes").read_text() == "a file"
+
+
 def test_a_folder_that_holds_something_else_is_refused(run, table, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("x")
@@ -220,9 +276,10 @@ def test_the_schema_command_asks_for_each_fact(run, tmp_path):
     assert '["north", "south"]' in text
 
 
-def test_a_run_that_finds_no_room_says_so_and_can_go_on(table, tmp_path):
+@pytest.mark.parametrize("room", [250, 3000, 40_000])  # no room for the coins, the first checkpoint, the report
+def test_a_run_that_finds_no_room_says_so_and_can_go_on(table, tmp_path, room):
     code = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000));"
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}));"
         "sys.argv = ['terrine', 'train', 'people.csv', '--label', 'ill', '--epsilon', '4', '--out', 'run',"
         " '--epochs', '4', '--lot', '100']; from terrine.cli import main; main()"
     )

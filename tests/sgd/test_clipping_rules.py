@@ -13,8 +13,7 @@ from oracle import assert_same, loop
 from torch import nn
 from torch.nn import functional
 
-from terrine.sgd.clipping import Recorder, clipped_sum
-from terrine.sgd.clipping.rules import convolution
+from terrine.sgd.clipping import Recorder, clipped_sum, convolved
 
 N = 5
 CLIP = 0.7
@@ -310,12 +309,12 @@ def test_an_input_changed_in_place_after_its_use_is_refused_as_autograd_does():
 
 SMALL = st.integers(1, 3)
 WAYS = {
-    "as measured": {"_BANDED": convolution._BANDED},
-    "direct, whole patches": {"_SLOWER": -1e30, "_BANDED": 1 << 30},
-    "direct, bands": {"_SLOWER": -1e30, "_BANDED": 1},
-    "direct, one example at a time": {"_SLOWER": -1e30, "_BANDED": 1, "_CACHE": 1},
-    "ghost of pixels": {"_GATHERED": -1e30},
-    "ghost of patches": {"_SLOWER": 1e30, "_GATHERED": 1e30, "_LARGE": 1},
+    "as measured": {"_KEPT": convolved._KEPT},
+    "direct, whole patches": {"_KEPT": 0.0, "_WIDE": 1 << 30},
+    "direct, bands": {"_KEPT": 0.0, "_WIDE": 1, "_LONG": 1},
+    "direct, one example at a time": {"_KEPT": 0.0, "_WIDE": 1, "_LONG": 1, "_CACHE": 1},
+    "ghost, sum by product": {"_KEPT": 1e30, "_FEW": 1 << 30, "_LARGE": 1},
+    "ghost, sum by library": {"_KEPT": 1e30, "_FEW": 0},
 }  # costs that force each way a convolution can take
 
 
@@ -335,7 +334,7 @@ def test_convolutions_of_every_shape(data, way):
     torch.manual_seed(data.draw(st.integers(0, 99)))
     model = kind(each, out, kernel, stride, padding, dilation=tuple(dilation), groups=groups, bias=bias).double()
     x, y = R(3, each, *sizes).double(), torch.linspace(0, 1, 3).double()
-    with mock.patch.multiple(convolution, **WAYS[way]):
+    with mock.patch.multiple(convolved, **WAYS[way]):
         clipped = clipped_sum(model, criterion, x, y, clip=CLIP)
     assert_same(clipped, loop(model, criterion, x, y, CLIP))
 
@@ -461,3 +460,13 @@ def test_mutant_bias_left_out_of_the_norm_is_caught():
     model[0].bias.requires_grad_(False)
     without = clipped_sum(model, criterion, x, y, clip=CLIP)
     _caught(without._replace(sums={**without.sums, "0.bias": expected[0]["0.bias"]}), expected)
+
+
+@pytest.mark.parametrize("words_each", [2, 300])
+def test_bags_over_a_large_table_in_parts(words_each, monkeypatch):
+    """Few tokens go to their rows, many go block by block; in parts they add up to the same."""
+    monkeypatch.setattr("terrine.sgd.clipping.rules.embedding.CACHED", 64)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(500, 6, mode="sum"), nn.Linear(6, 3)).double()
+    x, y = torch.randint(500, (8, words_each)), torch.linspace(0, 1, 8).double()
+    assert_same(clipped_sum(model, criterion, x, y, clip=CLIP, chunk=3), loop(model, criterion, x, y, CLIP))

@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from terrine.sgd.noise import Key, Purpose
+from terrine.sgd.normal import BLOCK, refine
 
 KEY = Key.seeded(7)
 ALARM = 1e-6  # false-alarm rate of every statistical test here; seeds are fixed, so each either passes or never does
@@ -53,7 +54,7 @@ def test_both_halves_of_a_pair_are_independent():
 
 def test_the_tail_is_refined_far_beyond_32_bits():
     radius = np.array([0.0, 1.0, 1e6], dtype=np.float32)
-    draw()._refine(radius)
+    refine(radius, draw().fill)
     assert 0 < radius[0] < 1 < radius[1] < 2
     assert radius[2] == 1e6
 
@@ -89,6 +90,31 @@ def test_a_protected_sum_is_noisy_and_lies_on_the_grid(dtype):
     untouched = torch.full((5,), 0.3, dtype=dtype)
     draw().protect(untouched, 0.0)
     assert torch.equal(untouched, torch.full((5,), 0.3, dtype=dtype))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_sums_are_protected_as_one_whatever_the_threads(threads):
+    sizes = [1, BLOCK - 1, 3, 5 * BLOCK + 7, 70]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    totals = [torch.full((size,), 0.25) for size in sizes]
+    draw().protect(totals, 3.0, over=8.0)
+    torch.set_num_threads(before)
+    alone = torch.full((sum(sizes),), 0.25)
+    draw().protect(alone, 3.0)
+    assert torch.equal(torch.cat(totals), alone / 8)
+
+
+def test_two_draws_of_one_address_do_not_share_values():
+    one = draw()
+    first, second = one.normal(1000), one.normal(1000)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(1000)
+
+
+def test_a_thread_that_fails_is_heard(monkeypatch):
+    monkeypatch.setattr("terrine.sgd.normal.Normals._add", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        draw().normal(20 * BLOCK)
 
 
 def test_each_index_is_chosen_with_the_rate():

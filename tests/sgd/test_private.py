@@ -1,5 +1,6 @@
 """An ordinary loop, made private: what it computes, what it charges, and what it refuses."""
 
+import copy
 import math
 
 import pytest
@@ -57,8 +58,10 @@ def test_one_step_is_the_clipped_sum_plus_noise_over_the_expected_lot(small, lin
     draw = key.draw(Purpose.NOISE, 0)
     after = loop(linear, (x, y), made)[0]
     grid = 2.0 ** math.floor(math.log2(0.35)) * 2.0**-10
-    for name, total in expected.items():
-        draw.add_normal(total, 0.5 * 0.7)
+    noise = draw.normal(sum(total.numel() for total in expected.values()), deviation=0.5 * 0.7)
+    parts = noise.split([total.numel() for total in expected.values()])
+    for (name, total), part in zip(expected.items(), parts, strict=True):
+        total += part.view_as(total)
         assert torch.allclose(after[name], start[name] - 0.1 * total / 4, atol=0.1 * grid / 4)
 
 
@@ -395,3 +398,49 @@ def test_a_gradient_that_is_not_finite_adds_nothing(small, linear):
     x[3] = math.nan
     after = loop(linear, (x, y), plan(noise=1.0, steps=2))[-1]
     assert all(bool(one.isfinite().all()) for one in after.values())
+
+
+class TestMemory:
+    """A limit in bytes cuts lots into pieces that make the same step."""
+
+    def test_pieces_fit_and_make_the_same_steps(self, small, linear):
+        made = plan(lot=8, steps=4, noise=1.0)
+        whole, sizes = loop(copy.deepcopy(linear), small, made), []
+        optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+        model, optimizer, lots = sgd.make_private(linear, optimizer, small, made, memory=6 * 3 * 3 * 4)
+        for x, y in lots:
+            sizes.append(len(y))
+            optimizer.zero_grad()
+            nn.CrossEntropyLoss()(model(x), y).backward()
+            optimizer.step()
+        assert lots.run.step.taken == 4
+        assert max(sizes) <= 6  # an example's output of three numbers, held three times, in four bytes each
+        assert len(sizes) > 4
+        assert all(torch.allclose(whole[-1][name], one, atol=1e-5) for name, one in model.named_parameters())
+
+    def test_a_clipped_sum_takes_a_limit(self, small, linear):
+        x, y = small
+        seen = []
+        linear.register_forward_hook(lambda _module, args, _output: seen.append(len(args[0])))
+        free = sgd.clipped_sum(linear, nn.CrossEntropyLoss(), x, y, clip=0.5, chunk=len(y))
+        seen.clear()
+        tight = sgd.clipped_sum(linear, nn.CrossEntropyLoss(), x, y, clip=0.5, memory=2 * 3 * 3 * 4)
+        assert max(seen[1:]) <= 2
+        assert torch.allclose(free.norms, tight.norms)
+
+    @pytest.mark.parametrize(
+        "wrong", [{"memory": 0}, {"memory": -1.0}, {"memory": 1e6, "piece": 3}, {"memory": 1e6, "workers": 2}]
+    )
+    def test_a_limit_that_makes_no_sense_is_refused(self, small, linear, wrong):
+        optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+        with pytest.raises(InvalidArgument, match="memory"):
+            sgd.make_private(linear, optimizer, small, plan(), **wrong)
+
+
+def test_a_model_that_fails_in_its_first_lot_says_only_that(linear, recwarn):
+    model = nn.Sequential(linear, nn.Linear(4, 2))  # does not fit
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, _, lots = sgd.make_private(model, optimizer, (torch.randn(12, 4), torch.zeros(12).long()), plan())
+    with pytest.raises(RuntimeError):
+        model(next(iter(lots))[0])
+    assert not [one for one in recwarn if "forward hook" in str(one.message)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,17 +19,12 @@ from scipy.optimize import brentq
 
 from terrine import check
 from terrine.accounting import gaussian
-from terrine.accounting.inversion import (
-    Composition,
-    Inversion,
-    Part,
-    choose,
-    log_saddle_delta,
-    saddle,
-    saddle_at,
-)
-from terrine.accounting.loss_distribution import LARGEST_LISTED, Cells, Pair, Side, lower, pair, upper
+from terrine.accounting.independent import Composition, Part
+from terrine.accounting.inversion import Inversion, Settings, choose
+from terrine.accounting.loss_distribution import LARGEST_LISTED, Cells, Losses, Pair, Side, lower, pair, upper
+from terrine.accounting.quadrature import Crowded, Nodes
 from terrine.accounting.renyi import gaussian_noise
+from terrine.accounting.saddle import log_saddle_delta, saddle, saddle_at
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
     Composed,
@@ -62,6 +58,8 @@ _TAIL = 1e-5
 """Share of delta that may escape through the atoms' tails."""
 _STEEP = 150.0
 """Past this tilt x epsilon a guess from coarse cells lands too far from the answer."""
+_LEAST_NOISE = 0.2
+"""Below it nodes would lie too close together."""
 _DOUBTFUL = 2e-3
 """Share of delta lost to rounding past which a shorter tail is tried."""
 
@@ -145,7 +143,8 @@ class _Account:
 
     def __init__(self, event: Event) -> None:
         self._pairs: dict[tuple[Event, Cells, bool], Pair] = {}
-        self.tilt = 1.0
+        self._on_nodes: dict[tuple[Event, bool], Losses] = {}
+        self.settings: Settings | None = None
         self.mu_squared = 0.0
         self.lattice: Counter[DiscreteGaussian] = Counter()
         self.others: Counter[Event] = Counter()
@@ -172,23 +171,46 @@ class _Account:
         return None
 
     @property
+    def has_nodes(self) -> bool:
+        """Whether nodes serve any part."""
+        return any(self._nodes(leaf, True) for leaf in self.others)
+
+    @property
     def directions(self) -> tuple[bool, ...]:
         """Which sides must be looked at: forward, and backward unless every part is symmetric."""
         lopsided = any(isinstance(leaf, PoissonSampled | FixedSizeSampled) for leaf in self.others)
         return (True, False) if lopsided else (True,)
 
-    def composition(self, side: Side, width: float, delta: float, forward: bool, tail: float = _TAIL) -> Composition:
+    def composition(
+        self, side: Side, width: float, delta: float, forward: bool, tail: float = _TAIL, *, nodes: bool = True
+    ) -> Composition:
+        """Everything in one direction: on nodes where a part has them and they are wanted, else on cells."""
         parts = []
         for leaf, times in self.others.items():
-            cells = Cells(width, tail * delta / (times * len(self.others)))
-            found = self._pair(leaf, cells, side)
-            losses = found.forward() if forward else found.backward()
-            if side is upper and not forward:  # the far end of a low tail stands at u = 0, however little it holds
-                losses = losses.trimmed(cells.tail)
-            parts.append(Part(losses, times))
+            if nodes and (found := self._nodes(leaf, forward)):
+                parts.append(Part(found, times))
+            else:
+                cells = Cells(width, tail * delta / (times * len(self.others)))
+                parts.append(Part(self._losses(leaf, cells, side, forward), times))
         lattice = sum(times / leaf.noise**2 for leaf, times in self.lattice.items())
         limit = min((2 * leaf.noise**2 * leaf.sensitivity for leaf in self.lattice), default=math.inf)
         return Composition(tuple(parts), self.mu_squared, lattice, limit)
+
+    def _nodes(self, leaf: Event, forward: bool) -> Losses | None:
+        """The loss of a sampled Gaussian on nodes, unless its noise is so small that they would lie too close."""
+        match leaf:
+            case PoissonSampled(event=Gaussian(noise=noise), rate=rate, neighbours=Neighbours.ADD_REMOVE):
+                if noise > _LEAST_NOISE and (leaf, forward) not in self._on_nodes:
+                    self._on_nodes[leaf, forward] = Losses.at(Nodes.of(1 / noise, rate, forward=forward))
+        return self._on_nodes.get((leaf, forward))
+
+    def _losses(self, leaf: Event, cells: Cells, side: Side, forward: bool) -> Losses:
+        found = self._pair(leaf, cells, side)
+        if forward:
+            return found.forward()
+        if side is upper:  # the far end of a low tail stands at u = 0, however little it holds
+            return found.backward().trimmed(cells.tail)
+        return found.backward()
 
     def _pair(self, leaf: Event, cells: Cells, side: Side) -> Pair:
         key = (leaf, cells, side is upper)
@@ -203,44 +225,52 @@ class _Account:
             raise check.refuse("delta", delta, f"at least {lost:g}, with which the events fail outright")
         best = 0.0
         for forward in self.directions:
-            coarse = self.composition(side, _COARSE, delta, forward)
-            if side is upper and coarse.total_variation <= delta:
+            if side is upper and self.composition(side, _COARSE, delta, forward).total_variation <= delta:
                 continue  # delta(0) is small enough
-            if side is upper and best > 0 and _coarse_delta(coarse, best, delta, self.tilt) <= delta:
-                continue  # even a coarse bound shows that this direction is the cheaper one
+            if side is upper and best > 0 and self._cheap_delta(side, best, delta, forward) <= delta:
+                continue  # even a cheap bound shows that this direction is the cheaper one
             best = max(best, self._epsilon(delta, side, forward))
         return best
 
     def _epsilon(self, delta: float, side: Side, forward: bool) -> float:
-        """One direction. Where a long thin tail drowns the sum in rounding errors, more of the tail is given up."""
-        found, doubt = self._attempt(delta, side, forward, _TAIL)
-        if doubt > _DOUBTFUL * delta:
-            again, _ = self._attempt(delta, side, forward, 100 * _TAIL)
-            found = min(found, again) if side is upper else max(found, again)
-        return found
+        """One direction: on nodes; else on cells; where a long thin tail drowns the sum, without its end."""
+        found: list[float] = []
+        for tail, nodes in ((_TAIL, True), (_TAIL, False), (100 * _TAIL, False)):
+            if nodes and not self.has_nodes:
+                continue
+            with suppress(Crowded):
+                value, doubt = self._attempt(delta, side, forward, tail, nodes=nodes)
+                found.append(value)
+                if doubt <= _DOUBTFUL * delta:
+                    break
+        return min(found) if side is upper else max(found)
 
-    def _attempt(self, delta: float, side: Side, forward: bool, tail: float) -> tuple[float, float]:
-        """A saddle-point guess on coarse cells, refined there, then certified on fine ones; and how much was doubt."""
+    def _attempt(self, delta: float, side: Side, forward: bool, tail: float, *, nodes: bool) -> tuple[float, float]:
+        """A saddle-point guess, refined on coarse cells, certified on fine ones or nodes; and how much was doubt."""
         is_upper = side is upper
-        scout = self.composition(side, _COARSE, delta, forward, tail)
-        fine = self.composition(side, _FINE, delta, forward, tail)
+        scout = self.composition(side, _COARSE, delta, forward, tail, nodes=nodes)
+        exact = scout.all_nodes
+        fine = scout if exact else self.composition(side, _FINE, delta, forward, tail, nodes=nodes)
         if fine.escaped >= delta:
             return fine.largest, 0.0
         tilt, guess = saddle(scout, delta)
-        if tilt * guess > _STEEP:  # there a coarse guess would be many widths of the integrand away
+        if tilt * guess > _STEEP:  # a coarse guess would be many widths of the integrand away
             scout = fine
             tilt, guess = saddle(fine, delta)
         for _ in range(4):
-            pilot = Inversion(scout, choose(scout, tilt, guess, delta, _ROUGH), True, delta, guess)
-            better = _root(pilot, delta, guess, True)
-            close = abs(better - guess) * tilt < 0.3
+            settings = choose(scout, tilt, guess, delta, _PRECISION if exact else _ROUGH)
+            curve = Inversion(scout, settings, is_upper or not exact, delta, guess)
+            better = _root(curve, delta, guess, curve.is_upper)
+            close = abs(better - guess) * tilt < (1.0 if exact else 0.3)
             guess = better
             if close:
                 break
             tilt = saddle_at(scout, guess)
-        self.tilt = tilt
-        curve = Inversion(fine, choose(scout, tilt, guess, delta, _PRECISION), is_upper, delta, guess)
-        found = _outward(curve, delta, _root(curve, delta, guess, is_upper), is_upper)
+        if not exact:
+            curve = Inversion(fine, choose(scout, tilt, guess, delta, _PRECISION), is_upper, delta, guess)
+            guess = _root(curve, delta, guess, is_upper)
+        self.settings = curve.settings
+        found = _outward(curve, delta, guess, is_upper)
         doubt = curve.doubt_at(found)
         return (min(found, fine.largest) if is_upper else max(found, _from_largest(fine, delta))), doubt
 
@@ -249,28 +279,38 @@ class _Account:
             return self.closed_form.delta(epsilon, side)
         best = 0.0
         for forward in self.directions:
-            if side is upper and best > 0:
-                coarse = self.composition(side, _COARSE, best, forward)
-                if _coarse_delta(coarse, epsilon, best, self.tilt) <= best:
-                    continue
+            if side is upper and best > 0 and self._cheap_delta(side, epsilon, best, forward) <= best:
+                continue
             best = max(best, self._delta(epsilon, side, forward, near))
         return best
 
     def _delta(self, epsilon: float, side: Side, forward: bool, near: float | None) -> float:
-        """One direction. What may be neglected depends on delta itself, so a coarse bound is refined until it
-        settles."""
+        """One direction: by nodes, or where that fails by cells."""
+        found: list[float] = []
+        for nodes in (True, False) if self.has_nodes else (False,):
+            with suppress(Crowded):
+                value, doubt = self._delta_attempt(epsilon, side, forward, near, nodes=nodes)
+                found.append(value)
+                if doubt <= _DOUBTFUL * value:
+                    break
+        return min(found) if side is upper else max(found)
+
+    def _delta_attempt(
+        self, epsilon: float, side: Side, forward: bool, near: float | None, *, nodes: bool
+    ) -> tuple[float, float]:
+        """What may be neglected depends on delta itself, so a coarse bound is refined until it settles."""
         scale = near or 1e-6
         for _ in range(8):
-            scout = self.composition(side, _COARSE, scale, forward)
+            scout = self.composition(side, _COARSE, scale, forward, nodes=nodes)
             top = max(0.0, scout.largest - epsilon)  # L <= largest: delta <= escaped + (1 - e^-top)
             if top <= 1e-12 * epsilon:  # only what escaped is left, and that may be a tail we chose to neglect
                 if near or scout.escaped == 0 or scout.escaped >= scale / 10:
-                    return scout.escaped + (top if side is upper else 0.0)
+                    return scout.escaped + (top if side is upper else 0.0), 0.0
                 scale = scout.escaped
                 continue
             tilt = saddle_at(scout, epsilon)
-            if tilt * epsilon > _STEEP:
-                scout = self.composition(side, _FINE, scale, forward)
+            if tilt * epsilon > _STEEP and not scout.all_nodes:
+                scout = self.composition(side, _FINE, scale, forward, nodes=nodes)
                 tilt = saddle_at(scout, epsilon)
             if near:
                 break
@@ -280,19 +320,29 @@ class _Account:
                 break
             scale = value
         if epsilon >= scout.largest:
-            return scout.escaped
-        self.tilt = tilt
-        fine = self.composition(side, _FINE, scale, forward)
-        settings = choose(scout, tilt, epsilon, scale, _PRECISION)
-        value = Inversion(fine, settings, side is upper, scale, epsilon)(epsilon)
-        return min(1.0, value) if side is upper else max(0.0, value)
+            return scout.escaped, 0.0
+        fine = scout if scout.all_nodes else self.composition(side, _FINE, scale, forward, nodes=nodes)
+        curve = Inversion(fine, choose(scout, tilt, epsilon, scale, _PRECISION), side is upper, scale, epsilon)
+        self.settings = curve.settings
+        value = curve(epsilon)
+        return (min(1.0, value) if side is upper else max(0.0, value)), curve.doubt_at(epsilon)
 
-
-def _coarse_delta(coarse: Composition, epsilon: float, scale: float, tilt: float) -> float:
-    """A cheap proven bound on delta at `epsilon`, from the tilt that served the other direction."""
-    if epsilon >= coarse.largest:
-        return coarse.escaped
-    return Inversion(coarse, choose(coarse, tilt, epsilon, scale, 1e-3), True, scale, epsilon)(epsilon)
+    def _cheap_delta(self, side: Side, epsilon: float, scale: float, forward: bool) -> float:
+        """A proven bound on delta at `epsilon`, from settings that served the other direction."""
+        if self.settings is None:
+            return 1.0
+        for nodes in (True, False) if self.has_nodes else (False,):
+            coarse = self.composition(side, _COARSE, scale, forward, nodes=nodes)
+            if epsilon >= coarse.largest:
+                return coarse.escaped
+            if coarse.all_nodes:
+                fall_off = coarse.fall_off(self.settings.tilt)
+                settings = replace(self.settings, last=1.1 * self.settings.last, fall_off=fall_off)
+            else:
+                settings = choose(coarse, self.settings.tilt, epsilon, scale, 1e-3)
+            with suppress(Crowded):
+                return Inversion(coarse, settings, True, scale, epsilon)(epsilon)
+        return 1.0
 
 
 def _priced(event: Event) -> Iterator[tuple[Event, int]]:

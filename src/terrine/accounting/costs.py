@@ -12,6 +12,7 @@ import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf, nextafter
 
 import numpy as np
 from scipy.special import ndtri
@@ -26,10 +27,13 @@ from terrine.events import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    NegativeBinomialCount,
     Neighbours,
+    OneOf,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    RandomStopping,
     Repeated,
     Reproducible,
     Selection,
@@ -55,13 +59,17 @@ class Cost:
     planned: bool = False
 
     def __add__(self, other: Cost) -> Cost:
+        renyi = [
+            nextafter(one + two, inf) if one and two else one + two
+            for one, two in zip(self.renyi, other.renyi, strict=True)
+        ]
         return Cost(
-            epsilon=_sum(self.epsilon, other.epsilon),
-            delta=_up(self.delta + other.delta),
-            mu_squared=_sum(self.mu_squared, other.mu_squared),
-            renyi=tuple(_add_up(one, two) for one, two in zip(self.renyi, other.renyi, strict=True)),
-            events=self.events + other.events,
-            planned=self.planned or other.planned,
+            None if self.epsilon is None or other.epsilon is None else _up(self.epsilon + other.epsilon),
+            _up(self.delta + other.delta) if other.delta else self.delta,
+            None if self.mu_squared is None or other.mu_squared is None else _up(self.mu_squared + other.mu_squared),
+            tuple(renyi),
+            self.events + other.events,
+            self.planned or other.planned,
         )
 
     def times(self, count: int) -> Cost:
@@ -120,6 +128,15 @@ def _pure(event: Event) -> tuple[Fraction, Fraction] | None:
             return written(epsilon), written(delta)
         case RandomizedResponse(epsilon=epsilon) | PureDP(epsilon=epsilon) | Selection(epsilon=epsilon):
             return written(epsilon), Fraction(0)
+        case OneOf(parts=parts):
+            each = [price(part, (2.0,)) for part in parts]
+            known = [one.epsilon for one in each if one.epsilon is not None and not one.delta]
+            return (max(known), Fraction(0)) if len(known) == len(each) else None
+        case RandomStopping(event=once_more, count=NegativeBinomialCount(shape=shape)):
+            once = price(once_more, (2.0,))
+            if once.epsilon is None or once.delta:
+                return None
+            return _up((2 + Fraction(shape)) * once.epsilon), Fraction(0)  # [PS22] Corollary 3
         case PoissonSampled(neighbours=Neighbours.ADD_REMOVE) | FixedSizeSampled():
             inner = price(event.event, (2.0,))
             if inner.epsilon is None or float_up(inner.epsilon) > 700:
@@ -164,14 +181,6 @@ def _up(value: Fraction) -> Fraction:
         return value
     scale = 1 << _DENOMINATOR_BITS // 2
     return Fraction(-(-value.numerator * scale // value.denominator), scale)
-
-
-def _sum(one: Fraction | None, two: Fraction | None) -> Fraction | None:
-    return None if one is None or two is None else _up(one + two)
-
-
-def _add_up(one: float, two: float) -> float:
-    return math.nextafter(one + two, math.inf) if one and two else one + two
 
 
 def shown(value: Fraction) -> float:

@@ -102,6 +102,10 @@ class Terms:
         return written(self.budget.delta) * written(self.split.failures)
 
     @functools.cached_property
+    def _epsilon(self) -> Fraction:
+        return written(self.budget.epsilon)
+
+    @functools.cached_property
     def _mu_squared(self) -> Fraction:
         return Fraction(self.mu_squared)
 
@@ -117,9 +121,19 @@ class Terms:
         if spent.delta > self._failures:
             return math.inf
         return min(
-            _share(spent.epsilon, written(self.budget.epsilon)),
+            _share(spent.epsilon, self._epsilon),
             _share(spent.mu_squared, self._mu_squared),
             _share(None if math.isinf(spent.renyi[0]) else spent.renyi[0], self.renyi),
+        )
+
+    def hold(self, spent: Cost) -> bool:
+        """Whether at least one rule still holds: `used(spent)` is at most 1."""
+        if spent.planned or (spent.delta and spent.delta > self._failures):
+            return spent.planned
+        return (  # the cheapest look first: any one of them will do
+            spent.renyi[0] <= self.renyi
+            or (spent.epsilon is not None and spent.epsilon <= self._epsilon)
+            or (spent.mu_squared is not None and spent.mu_squared <= self._mu_squared)
         )
 
     def check(self) -> None:
@@ -264,7 +278,7 @@ def accept(terms: Terms, spent: Cost, event: Event) -> Cost | None:
         return None
     cost = price(event, terms.orders)
     after = spent + cost
-    if terms.used(after) <= 1:
+    if terms.hold(after):
         return after
     if spent.events == 0 and _planned(terms.budget, event):
         return replace(cost, planned=True)
@@ -358,12 +372,14 @@ def _within(over: Search, value: float) -> float:
 
 
 def _planned(budget: Budget, event: Event) -> bool:
-    from terrine.accounting import delta
+    from terrine.accounting import delta, epsilon
 
     if budget.delta == 0 or isinstance(event, NonPrivate):
         return False
-    try:
-        return delta(event, epsilon=budget.epsilon) <= budget.delta
+    try:  # two proofs of one claim, rounded outward each in its own way: either will do
+        return (
+            delta(event, epsilon=budget.epsilon) <= budget.delta or epsilon(event, delta=budget.delta) <= budget.epsilon
+        )
     except UnsupportedEvent:
         return False
 

@@ -24,14 +24,14 @@ in between, a bound on |M| from pairs of nearby losses lets long stretches be sk
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
-from terrine.accounting.loss_distribution import Losses
+from terrine.accounting.independent import Composition, FallOff, Part
+from terrine.accounting.quadrature import GOAL, MOST_DECAY, Crowded, TiltedDensity
 
 Floats = NDArray[np.float64]
 Complexes = NDArray[np.complex128]
@@ -48,203 +48,50 @@ _SPARE = 1e-6
 _TYPICAL_ERROR = 2e-13
 """About what `_Stretch.error` comes to; used only to choose well."""
 _OCTAVES = 2.0 ** np.arange(-12, 1)
+_SETTLED = 0.1
+"""How far log moments may be from those on better nodes, over all steps."""
+_SKIPPED = 0.5
+"""Frequencies are skipped down to this share of the last one, and again."""
 _WORTH_SKIPPING = 50_000
 """Below this many terms of a transform, summing them all is cheaper than proving that some may be skipped."""
+_FEW = 8192
+"""Up to this many, sines are cheaper than the bookkeeping that saves them."""
 _MOST_BINS = 100_000
 """Past this many bins a bound on a transform is not worth its time."""
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Independent copies of one loss."""
-
-    losses: Losses
-    times: float
-
-
-@dataclass(frozen=True, eq=False)
-class Composition:
-    """Everything that happened, ready to be summed.
-
-    `gaussian` is the total mu^2 of Gaussian mechanisms; `lattice` that of discrete Gaussians, whose moment function
-    is the
-    Gaussian one up to frequency `lattice_limit` but recurs beyond it.
-    """
-
-    parts: tuple[Part, ...]
-    gaussian: float = 0.0
-    lattice: float = 0.0
-    lattice_limit: float = math.inf
-
-    @cached_property
-    def escaped(self) -> float:
-        """P-mass at an infinite loss."""
-        lost = [(part.losses.escaped, part.times) for part in self.parts if part.losses.escaped > 0]
-        if len(lost) == 1 and lost[0][1] == 1:
-            return lost[0][0]
-        kept = sum(times * math.log1p(-escaped) for escaped, times in lost)
-        return min(1.0, -math.expm1(kept) * (1 + 1e-12))
-
-    @cached_property
-    def total_variation(self) -> float:
-        """An upper bound on delta(0): the parts' own, added up."""
-        apart = sum(
-            part.times * (float(part.losses.mass @ np.maximum(-np.expm1(-part.losses.loss), 0.0)) + part.losses.escaped)
-            for part in self.parts
-        )
-        mu = math.sqrt(self.gaussian + self.lattice)
-        return (apart + 0.4 * mu) * (1 + 1e-9)  # a Gaussian's is 2 Phi(mu/2) - 1 < 0.4 mu
-
-    @cached_property
-    def largest(self) -> float:
-        """The largest possible finite loss."""
-        if self.gaussian + self.lattice > 0:
-            return math.inf
-        return sum(part.times * part.losses.largest for part in self.parts) * (1 + 1e-14)
-
-    @cached_property
-    def chance_of_largest(self) -> float:
-        """The probability of it, rounded down."""
-        if math.isinf(self.largest):
-            return 0.0
-        logs = [
-            part.times * math.log(float(part.losses.mass[part.losses.loss == part.losses.largest].sum()))
-            for part in self.parts
-        ]
-        return math.exp(sum(logs) * (1 + 1e-12)) * (1 - 1e-9)
-
-    @cached_property
-    def _flat(self) -> _Flat:
-        return _Flat(self.parts)
-
-    def log_moment(self, orders: Floats) -> Floats:
-        """log M at each of `orders`."""
-        total: Floats = (self.gaussian + self.lattice) * orders * (orders + 1) / 2
-        if self.parts:
-            total = total + self._flat.log_moments(orders) @ self._flat.times
-        return total
-
-    def cumulants(self, order: float) -> tuple[float, float, float]:
-        """log M and its first two derivatives at `order`."""
-        variance = self.gaussian + self.lattice
-        value, mean, spread = variance * order * (order + 1) / 2, variance * (order + 0.5), variance
-        if self.parts:
-            flat = self._flat
-            top, sums = flat.sums(order * flat.loss[None, :], flat.powers)
-            means = sums[1] / sums[0]
-            value += float((top[0] + np.log(sums[0])) @ flat.times)
-            mean += float(means @ flat.times)
-            spread += max(0.0, float((sums[2] / sums[0] - means**2) @ flat.times))
-        return value, mean, spread
-
-
-class _Flat:
-    """All parts end to end, so that sums over each of them run in one sweep."""
-
-    def __init__(self, parts: tuple[Part, ...]) -> None:
-        self.loss = np.concatenate([part.losses.loss for part in parts])
-        mass = np.concatenate([part.losses.mass for part in parts])
-        self.powers = np.stack([mass, mass * self.loss, mass * self.loss**2])
-        self.sizes = np.array([part.losses.loss.size for part in parts])
-        self.starts = np.cumsum(self.sizes) - self.sizes
-        self.times = np.array([part.times for part in parts], dtype=float)
-        self.escaped = np.array([part.losses.escaped for part in parts])
-
-    def log_moments(self, orders: Floats) -> Floats:
-        """log E[e^(order L)] for each order and part, small ones to full relative precision."""
-        exponent = orders[:, None] * self.loss
-        if exponent.max() < 30:
-            moved: Floats = np.add.reduceat(np.expm1(exponent) * self.powers[0], self.starts, axis=1)
-            return np.asarray(np.log1p(moved - self.escaped), dtype=float)
-        top, sums = self.sums(exponent, self.powers[0])
-        result: Floats = top + np.log(sums)
-        return result
-
-    def sums(self, exponent: Floats, mass: Floats) -> tuple[Floats, Floats]:
-        """Per row and part: the largest exponent, and the sum of mass e^(exponent - largest)."""
-        if self.sizes.size == 1:
-            top = exponent.max(axis=1, keepdims=True)
-            return top, (np.exp(exponent - top) * mass).sum(axis=1, keepdims=True)
-        top = np.maximum.reduceat(exponent, self.starts, axis=1)
-        scaled = np.exp(exponent - np.repeat(top, self.sizes, axis=1)) * mass
-        return top, np.add.reduceat(scaled, self.starts, axis=1)
-
-
 @dataclass(frozen=True)
 class Settings:
-    """Where and how finely to sum: the tilt c, the period 2 pi/D, the blur b and the last frequency."""
+    """Where and how finely to sum: the tilt c, the period 2 pi/D, the blur b, the last frequency, what lies beyond."""
 
     tilt: float
     period: float
     blur: float
     last: float
+    fall_off: FallOff
 
     @property
     def step(self) -> float:
         return 2 * math.pi / self.period
 
 
-def saddle(composition: Composition, delta: float) -> tuple[float, float]:
-    """The tilt and epsilon at which the saddle-point estimate of delta is the one asked for. An estimate, no bound."""
-
-    def estimate(log_tilt: float) -> tuple[float, float]:
-        c = math.exp(log_tilt)
-        value, slope, bend = composition.cumulants(c)
-        epsilon = slope - 1 / c - 1 / (c + 1)
-        return _saddle_value(c, epsilon, value, bend), epsilon
-
-    def excess(log_tilt: float) -> float:
-        return estimate(log_tilt)[0] - math.log(delta)
-
-    low, high = -1.0, 1.0
-    while excess(high) > 0 and high < 36:
-        low, high = high, high + 2.0
-    while excess(low) < 0 and low > -36:
-        low, high = low - 2.0, low
-    root = brentq(excess, low, high, xtol=5e-2) if excess(low) > 0 > excess(high) else high
-    return math.exp(root), estimate(root)[1]
-
-
-def log_saddle_delta(composition: Composition, tilt: float, epsilon: float) -> float:
-    """log of the saddle-point estimate of delta. An estimate, no bound."""
-    value, _, bend = composition.cumulants(tilt)
-    return _saddle_value(tilt, epsilon, value, bend)
-
-
-def _saddle_value(tilt: float, epsilon: float, value: float, bend: float) -> float:
-    """log of the integrand at the tilt times its Gaussian width."""
-    bend += 1 / tilt**2 + 1 / (tilt + 1) ** 2
-    return value - tilt * epsilon - math.log(tilt * (tilt + 1)) - 0.5 * math.log(2 * math.pi * bend)
-
-
-def saddle_at(composition: Composition, epsilon: float) -> float:
-    """The tilt that minimises the integrand at `epsilon`."""
-
-    def slope(log_tilt: float) -> float:
-        c = math.exp(log_tilt)
-        return composition.cumulants(c)[1] - epsilon - 1 / c - 1 / (c + 1)
-
-    low, high = -1.0, 1.0
-    while slope(high) < 0 and high < 36:
-        low, high = high, high + 2.0
-    while slope(low) > 0 and low > -36:
-        low, high = low - 2.0, low
-    return math.exp(brentq(slope, low, high, xtol=5e-2)) if slope(low) < 0 < slope(high) else math.exp(high)
-
-
 _RATIOS = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 16.0, 32.0])
 """Orders above the tilt at which Chernoff's bound is tried, as multiples of it."""
+_AND_RATIOS = np.concatenate([[1.0], _RATIOS])
+_TILTS, _ONE_TILT = np.array([1.0, 0.8, 0.6, 0.4]), np.ones(1)
 
 
 def choose(composition: Composition, tilt: float, epsilon: float, delta: float, precision: float) -> Settings:
     """Settings near `tilt` that need the fewest terms for a relative error of about `precision` in epsilon."""
-    tilts = tilt * np.array([1.0, 0.8, 0.6, 0.4])
-    orders = np.concatenate([[1.0], _RATIOS])[None, :] * tilts[:, None]
+    tilts = tilt * (_ONE_TILT if composition.all_nodes else _TILTS)
+    orders = _AND_RATIOS * tilts[:, None]
     values = composition.log_moment(orders.ravel()).reshape(orders.shape)
     candidates = [
         _settings(composition, orders[i], values[i], epsilon, math.log(_SPARE * delta), precision)
         for i in range(tilts.size)
     ]
+    if len(candidates) == 1:
+        return candidates[0]
     rounding = sum(part.times for part in composition.parts) * _TYPICAL_ERROR
     floor = math.log(1e-5 * delta)
 
@@ -269,7 +116,10 @@ def _settings(
     if last > composition.lattice_limit:
         last = composition.lattice_limit
         blur = math.sqrt(max(blur**2, 2 * decay / last**2 - composition.gaussian))
-    return Settings(tilt, max(left, right), blur, last)
+    fall_off = composition.fall_off(tilt)
+    if (unblurred := fall_off.frequency(decay)) < last:
+        blur, last = 0.0, unblurred
+    return Settings(tilt, max(left, right), blur, last, fall_off)
 
 
 @dataclass(eq=False)
@@ -288,9 +138,8 @@ class Inversion:
     rest: float = field(init=False)
 
     def __post_init__(self) -> None:
-        now, composition = self.settings, self.composition
-        stretches = [_Stretch(part, now.tilt) for part in composition.parts]
-        stop, self.rest = self._where_to_stop(stretches)
+        now = self.settings
+        stretches, stop = self._serve()
         count = math.ceil(stop / now.step) + 1
         t: Floats = now.step * np.arange(count, dtype=float)
         z: Complexes = np.asarray(now.tilt + 1j * t, dtype=complex)
@@ -308,6 +157,40 @@ class Inversion:
         self.angle = log_value.imag + np.angle(kernel)
         self.doubt = doubt
         self.frequency = t
+
+    def _serve(self) -> tuple[list[_Stretch], float]:
+        """Find where to stop, and give the parts nodes that serve up to there; again, if moments change much."""
+        tilt, worth_skipping = self.settings.tilt, _WORTH_SKIPPING
+        for _ in range(3):
+            parts, moments = self.composition.parts, self.composition.log_moments(tilt)
+            densities = [_density(part, tilt, one) for part, one in zip(parts, moments, strict=True)]
+            stop, self.rest = self._where_to_stop(densities, moments, worth_skipping)
+            try:
+                stretches = self._stretches(densities, moments, stop)
+            except Crowded:
+                if worth_skipping == 0:
+                    raise
+                worth_skipping = 0
+                continue
+            apart = sum(one.times * abs(one.log_moment - old) for one, old in zip(stretches, moments, strict=True))
+            if apart < _SETTLED:
+                self.rest += apart / (1 - MOST_DECAY)  # what the bounds on transforms owe to the old moments
+                return stretches, stop
+        raise Crowded
+
+    def _stretches(
+        self, densities: list[_Stretch | TiltedDensity], moments: list[float], stop: float
+    ) -> list[_Stretch]:
+        """All parts under the tilt, on nodes that serve up to `stop`, which the composition keeps."""
+        tilt = self.settings.tilt
+        highest = tilt if self.is_upper else 2 * tilt  # a lower bound needs Chernoff's bounds, too
+        parts, stretches = [], []
+        for part, density, moment in zip(self.composition.parts, densities, moments, strict=True):
+            refined = part.refined(tilt, stop, moment, highest=highest)
+            parts.append(refined)
+            stretches.append(density if isinstance(density, _Stretch) else _Stretch(refined, tilt))
+        self.composition = replace(self.composition, parts=tuple(parts))
+        return stretches
 
     def __call__(self, epsilon: float) -> float:
         """A proven bound on delta at `epsilon`: from above, or from below."""
@@ -351,24 +234,27 @@ class Inversion:
         kernel: Complexes = (1 - z * np.expm1(self.settings.blur**2 * (z + 0.5))) / (z * (z + 1))
         return kernel
 
-    def _where_to_stop(self, stretches: list[_Stretch]) -> tuple[float, float]:
+    def _where_to_stop(
+        self, densities: list[_Stretch | TiltedDensity], moments: list[float], worth_skipping: int
+    ) -> tuple[float, float]:
         """The last frequency to sum, and log of a bound (at epsilon 0) on all that lies beyond it.
 
         Where the parts' transforms provably stay negligible from some point up to `last`, that stretch is skipped.
         """
         now = self.settings
-        value = float(self.composition.log_moment(np.array([now.tilt]))[0])
+        counts = [part.times for part in self.composition.parts]
+        value = (self.composition.gaussian + self.composition.lattice) * now.tilt * (now.tilt + 1) / 2
+        value += math.fsum(times * (one + GOAL) for times, one in zip(counts, moments, strict=True))
         beyond = value + self._log_kernel_beyond(now.last)
         allowed = math.log(_SPARE * self.delta) + now.tilt * self.epsilon
         stop = now.last
-        work = now.last / now.step * max((one.loss.size for one in stretches), default=0)
-        while stop > now.step and work > _WORTH_SKIPPING:
-            low = stop / 2
-            decay = (
-                value
-                + self._log_kernel_between(low, stop)
-                + sum(one.times * one.log_decay(low, stop) for one in stretches)
-            )
+        work = now.last / now.step * max((one.size for one in densities), default=0)
+        while stop > now.step and work > worth_skipping:
+            low = _SKIPPED * stop
+            decay = value + self._log_kernel_between(low, stop)
+            for times, one in zip(counts, densities, strict=True):
+                if decay > allowed:
+                    decay += times * one.log_decay(low, stop)
             if decay > allowed:
                 break
             stop, beyond = low, float(np.logaddexp(beyond, decay))
@@ -378,13 +264,14 @@ class Inversion:
         """log of a bound on 1/pi times the integral from t on of |kernel x smooth part|, the latter over its value at
         c."""
         decay = -(self.composition.gaussian + self.settings.blur**2) * t * t / 2
-        if self.is_upper:  # |kernel| <= 1/t^2
-            return decay + self._blur_at_tilt - math.log(math.pi * t)
+        fall = self.settings.fall_off.log_at(t)
+        if self.is_upper or self.settings.blur == 0:  # |kernel| <= 1/t^2
+            return decay + fall + self._blur_at_tilt - math.log(math.pi * t)
         return decay + self._blur_at_tilt + math.log(2 / math.pi) - math.log(-2 * decay)  # |kernel| <= 2/t
 
     def _log_kernel_between(self, start: float, stop: float) -> float:
         decay = -(self.composition.gaussian + self.settings.blur**2) * start * start / 2
-        if self.is_upper:
+        if self.is_upper or self.settings.blur == 0:
             return decay + self._blur_at_tilt - math.log(math.pi * start)
         return decay + self._blur_at_tilt + math.log(2 / math.pi * math.log(stop / start))
 
@@ -405,7 +292,7 @@ class Inversion:
     @cached_property
     def _chernoff(self) -> tuple[Floats, Floats]:
         orders = _RATIOS * self.settings.tilt
-        return orders, self.composition.log_moment(orders) * (1 + 1e-12) + _log_peak(orders)
+        return orders, self.composition.log_moments_above(orders) + _log_peak(orders)
 
 
 class _Stretch:
@@ -418,6 +305,7 @@ class _Stretch:
     def __init__(self, part: Part, tilt: float) -> None:
         self.times, self.tilt = part.times, tilt
         losses = part.losses
+        self.nodes = losses.nodes
         exponent = tilt * losses.loss
         top = max(0.0, float(exponent.max()))
         grown = losses.mass * np.exp(exponent - top)
@@ -432,32 +320,43 @@ class _Stretch:
             self.moved = 1.0
         weight = grown / moment
         kept = weight > _DROPPED / weight.size
-        self.loss, self.weight = losses.loss[kept], weight[kept]
-        self.mean_size = float(self.weight @ np.abs(self.loss))
+        self.loss, self.mass = losses.loss[kept], weight[kept]
+        self.size = self.loss.size
+        self.mean_size = float(self.mass @ np.abs(self.loss))
 
     def transform(self, step: float, count: int) -> Complexes:
         """E[e^(itL)] - 1 under the tilt at t = k step: one matrix product, as e^(i(a + Bb)x) = e^(iax) e^(iBbx)."""
         rows = max(1, math.ceil(math.sqrt(count)))
         columns = math.ceil(count / rows)
         angle = step * self.loss
-        fine = _powers_less_one(angle, rows) * self.weight
+        fine = _powers_less_one(angle, rows) * self.mass
         coarse = _powers_less_one(rows * angle, columns)
         total = np.zeros((columns, rows), dtype=complex)
         for first in range(0, angle.size, _BLOCK):
             block = slice(first, first + _BLOCK)
             total += coarse[:, block] @ fine[:, block].T
             total += fine[:, block].sum(axis=1)
-            total += (coarse[:, block] @ self.weight[block])[:, None]
+            total += (coarse[:, block] @ self.mass[block])[:, None]
         return total.ravel()[:count]
 
     def error(self, t: Floats) -> Floats:
         """A bound on the rounding error of `transform`, and of the moment and the atoms that it stands on."""
         terms = _ATOM_ERROR + 4 * _U * (_BLOCK + self.loss.size / _BLOCK + 64)
-        at = float(t[-1]) * _OCTAVES
-        size = np.minimum(2.0, at[:, None] * np.abs(self.loss)) @ self.weight  # bounds E|e^(itL) - 1|, rising with t
-        reach = size[np.minimum(np.searchsorted(at, t), at.size - 1)]
+        if self.nodes is not None:
+            terms += self.nodes.rounding * _U
         phases = 8 * _U * self.mean_size * (self.tilt + t)
-        return np.asarray(2 * _DROPPED + terms * (3 * reach + self.moved) + phases, dtype=float)
+        error = 2 * _DROPPED + terms * (3 * self._size_above(t) + self.moved) + phases
+        if self.nodes is not None:  # at t, at 0, and in the sum of all masses
+            error = error + 2 * GOAL + self.nodes.mass_error
+        return np.asarray(error, dtype=float)
+
+    def _size_above(self, t: Floats) -> Floats:
+        """A bound on E|e^(itL) - 1|, rising with t."""
+        if t[-1] * self.mean_size < 2:
+            return t * self.mean_size
+        at = float(t[-1]) * _OCTAVES
+        size: Floats = np.minimum(2.0, at[:, None] * np.abs(self.loss)) @ self.mass
+        return size[np.minimum(np.searchsorted(at, t), at.size - 1)]
 
     def log_decay(self, low: float, high: float) -> float:
         """log of a bound on |E e^(itL)| over [low, high].
@@ -472,11 +371,17 @@ class _Stretch:
             return 0.0
         index = position.astype(np.intp)
         offset = (position - index - 0.5) * width
-        mass = np.bincount(index, self.weight)
-        first = np.bincount(index, self.weight * offset)
-        second = np.bincount(index, self.weight * offset**2)
+        mass = np.bincount(index, self.mass)
+        first = np.bincount(index, self.mass * offset)
+        second = np.bincount(index, self.mass * offset**2)
         pairs = float(np.sum(np.maximum(mass * second - first**2, 0.0))) * (1 - 1e-6)
         return 0.5 * math.log1p(-min(4 / math.pi**2 * low**2 * pairs, 1 - 1e-9))
+
+
+def _density(part: Part, tilt: float, log_moment: float) -> _Stretch | TiltedDensity:
+    """What bounds a part's transform."""
+    nodes = part.losses.nodes
+    return _Stretch(part, tilt) if nodes is None else nodes.tilted(tilt, log_moment)
 
 
 def _log_peak(order: Floats) -> Floats:
@@ -497,6 +402,10 @@ def _log_one_plus(value: Complexes) -> Complexes:
 
 def _powers_less_one(angle: Floats, count: int) -> Complexes:
     """e^(i k angle) - 1 for k < count; (1+a)(1+b) - 1 = a + b + ab keeps small ones precise."""
+    if count * angle.size < _FEW:
+        turns = np.arange(count, dtype=float)[:, None] * angle
+        few: Complexes = -2 * np.sin(turns / 2) ** 2 + 1j * np.sin(turns)
+        return few
     result = np.empty((count, angle.size), dtype=complex)
     result[0] = 0.0
     done = 1

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
+from terrine.accounting.quadrature import Nodes
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
     ApproximateDP,
@@ -42,16 +43,37 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """Atoms of the privacy loss under P: `mass` at `loss`, and `escaped` mass at an infinite loss."""
+    """Atoms of the privacy loss under P: `mass` at `loss`, and `escaped` mass at an infinite loss.
+
+    With `nodes` the loss is a continuous one, and the atoms are the quadrature that computes its moments.
+    """
 
     loss: Floats
     mass: Floats
     escaped: float
+    nodes: Nodes | None = None
+
+    @staticmethod
+    def at(nodes: Nodes) -> Losses:
+        """A continuous loss by its nodes."""
+        return Losses(nodes.loss, nodes.mass, 0.0, nodes)
 
     @property
     def largest(self) -> float:
         """The largest finite loss."""
-        return float(self.loss.max())
+        return self.nodes.largest if self.nodes else float(self.loss.max())
+
+    @property
+    def chance_of_largest(self) -> float:
+        """The probability of it."""
+        return 0.0 if self.nodes else float(self.mass[self.loss == self.largest].sum())
+
+    @property
+    def total_variation(self) -> float:
+        """Between P and Q: what delta is at epsilon 0."""
+        if self.nodes:
+            return self.nodes.total_variation
+        return float(self.mass @ np.maximum(-np.expm1(-self.loss), 0.0)) + self.escaped
 
     def trimmed(self, tail: float) -> Losses:
         """The largest losses, up to `tail` of mass, counted as infinite: never better, and rid of remote atoms."""

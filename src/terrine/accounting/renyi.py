@@ -10,6 +10,8 @@ unsampled Gaussian, D_a = 1/(a-1) log E_Q[(1 - q + q u)^a], for fractional order
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from terrine import check
+from terrine.accounting import composition
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
     ApproximateDP,
@@ -28,10 +31,14 @@ from terrine.events import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    NegativeBinomialCount,
     Neighbours,
+    OneOf,
+    PoissonCount,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    RandomStopping,
     Repeated,
     Reproducible,
     Selection,
@@ -70,10 +77,7 @@ def delta(event: Event, *, epsilon: float, orders: Sequence[float] | Floats | No
     epsilon = check.not_negative("epsilon", epsilon)
     at = ORDERS if orders is None else np.asarray(orders, dtype=float)
     values = curve(event, at)
-    if not values.any():
-        return 0.0
-    exponent = (at - 1) * (values - epsilon) + (at - 1) * np.log1p(-1 / at) - np.log(at)
-    return min(1.0, math.exp(min(0.0, float(np.min(exponent)) + _ROUNDING)))
+    return _delta(at, values, epsilon)
 
 
 def mironov(orders: Floats, values: Floats, delta: float) -> Floats:
@@ -111,12 +115,26 @@ def curve(event: Event, orders: Floats) -> Floats:
             return curve(inner, orders)
         case FixedSizeSampled(event=inner):
             return curve(inner, orders)  # no amplification claimed by this accountant
+        case OneOf(parts=parts):  # which one is public, and e^((a-1) D_a) is the mean of those of the parts
+            dearest: Floats = np.max([curve(part, orders) for part in parts], axis=0)
+            return dearest
+        case RandomStopping(event=inner, count=NegativeBinomialCount() as count):
+            return _best_of_negative_binomial(inner, count, orders)
+        case RandomStopping(event=inner, count=PoissonCount(mean=mean)):
+            return _best_of_poisson(inner, mean, orders)
         case Repeated(event=inner, times=times):
             return times * curve(inner, orders)  # [Mir17] Proposition 1
         case Composed(parts=parts):
             return sum((curve(part, orders) for part in parts), start=np.zeros_like(orders))
         case _:
             raise UnsupportedEvent(event, by="renyi")
+
+
+def _delta(at: Floats, values: Floats, epsilon: float) -> float:
+    if not values.any():
+        return 0.0
+    exponent = (at - 1) * (values - epsilon) + (at - 1) * np.log1p(-1 / at) - np.log(at)
+    return min(1.0, math.exp(min(0.0, float(np.min(exponent)) + _ROUNDING)))
 
 
 def _laplace(noise: float, orders: Floats) -> Floats:
@@ -172,6 +190,42 @@ def gaussian_noise(event: Event) -> float | None:
             return None
 
 
+def _best_of_negative_binomial(inner: Event, count: NegativeBinomialCount, orders: Floats) -> Floats:
+    """[PS22] Theorem 2: for every order b >= 1, with D the curve of one run,
+
+    D'_a  <=  D_a  +  (1 + shape) ((1 - 1/b) D_b + ln(1/gamma) / b)  +  ln(mean) / (a - 1).
+
+    Of the b, the best is taken (b = 1 leaves ln(1/gamma)). Where one run is pure, so is the best: Corollary 3.
+    """
+    others = np.union1d(ORDERS, orders)
+    known, toll = curve(inner, others), -math.log(count.gamma)
+    best = min(toll, float(np.min((1 - 1 / others) * known + toll / others)))
+    values = known[np.searchsorted(others, orders)] + (1 + count.shape) * best + math.log(count.mean) / (orders - 1)
+    with contextlib.suppress(UnsupportedEvent):
+        values = np.minimum(values, (2 + count.shape) * composition.pure(inner))
+    return _growing(orders, values * (1 + _ROUNDING))
+
+
+def _best_of_poisson(inner: Event, mean: float, orders: Floats) -> Floats:
+    """[PS22] Theorem 6: where one run is (e, d)-DP for e = ln(1 + 1/(a - 1)),  D'_a  <=  D_a + mean d + ln(mean) / (a -
+    1)."""
+    others = np.union1d(ORDERS, orders)
+    known = curve(inner, others)
+    failing = np.array([_delta(others, known, math.log1p(1 / (order - 1)) * (1 - _ROUNDING)) for order in orders])
+    with contextlib.suppress(UnsupportedEvent):
+        failing[np.log1p(1 / (orders - 1)) * (1 - _ROUNDING) >= composition.pure(inner)] = 0.0
+    values = known[np.searchsorted(others, orders)] + mean * failing + math.log(mean) / (orders - 1)
+    return _growing(orders, values * (1 + _ROUNDING))
+
+
+def _growing(orders: Floats, values: Floats) -> Floats:
+    """A Renyi divergence grows with its order, so what bounds it at a larger order bounds it here."""
+    places = np.argsort(orders)
+    bounded = np.empty_like(values)
+    bounded[places] = np.minimum.accumulate(values[places][::-1])[::-1]
+    return bounded
+
+
 def log_sampled_moment(rate: float, noise: float, power: float) -> float:
     """An upper bound on log E_Q[(1 - q + q u)^power], with u the likelihood ratio of N(1, noise^2) to Q = N(0,
     noise^2).
@@ -188,6 +242,7 @@ def log_sampled_moment(rate: float, noise: float, power: float) -> float:
     return max(total, 0.0) * (1 + _ROUNDING) + 1e-14
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _sampled_gaussian(rate: float, noise: float, order: float) -> float:
     """[MTZ19] Theorem 4 and its remark on the worse direction; never worse than without sampling."""
     unsampled = order / (2 * noise**2)

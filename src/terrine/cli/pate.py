@@ -21,6 +21,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+_RULES = "laplace, gaussian, confident, interactive, stable, subsample or sparse."
+
 Folder = Annotated[Path, typer.Option("--run", help="The run folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Seed = Annotated[
@@ -42,13 +44,21 @@ def split(
     teachers: Annotated[int, typer.Option(help="How many teachers.")],
     classes: Annotated[int, typer.Option(help="How many classes; public.")] = 10,
     seed: Annotated[int, typer.Option(help="A public seed for the deal.")] = 0,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Let each teacher draw examples at this rate, in secret: for --aggregator subsample."),
+    ] = None,
+    test_seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Deal the private examples (or people, if the data has groups) to teachers."""
     from terrine.pate.run import Data, Run
 
-    deal = Run(run).split(Data.read(data), source=data, teachers=teachers, classes=classes, seed=seed)
-    _show({"teachers": deal.teachers, "unit": deal.unit.value, "digest": deal.digest}, as_json)
+    deal = Run(run).split(
+        Data.read(data), source=data, teachers=teachers, classes=classes, seed=seed, rate=rate, rng=_source(test_seed)
+    )
+    record = deal.record()
+    _show({name: record[name] for name in ("kind", "teachers", "unit", "most_parts", "digest")}, as_json)
 
 
 @app.command()
@@ -91,15 +101,26 @@ def vote(
 @app.command()
 def label(
     run: Folder,
-    aggregator: Annotated[str, typer.Option(help="laplace, gaussian, confident, stable or sparse.")] = "gaussian",
+    aggregator: Annotated[str, typer.Option(help=_RULES)] = "gaussian",
     noise: Annotated[float | None, typer.Option(help="Scale or deviation on each count, in votes.")] = None,
-    threshold: Annotated[float | None, typer.Option(help="confident: votes that the plurality must reach.")] = None,
-    test_noise: Annotated[float | None, typer.Option(help="confident: deviation of that test.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="stable, sparse: the cost of a query or of the run.")] = None,
-    failing: Annotated[float | None, typer.Option("--delta", help="stable, sparse: its delta.")] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="confident: votes that the plurality must reach; interactive: beyond the student's."),
+    ] = None,
+    test_noise: Annotated[float | None, typer.Option(help="confident, interactive: deviation of that test.")] = None,
+    confidence: Annotated[
+        float | None, typer.Option(help="interactive: where a student's own prediction may stand (0.9).")
+    ] = None,
+    student: Annotated[
+        Path | None, typer.Option(help="interactive: a .npy file of class probabilities, as predictions.npy of a run.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="stable, subsample, sparse: the cost of a query or of the run.")
+    ] = None,
+    failing: Annotated[float | None, typer.Option("--delta", help="stable, subsample, sparse: its delta.")] = None,
     unstable: Annotated[int | None, typer.Option(help="sparse: how many unstable queries are paid for.")] = None,
     queries: Annotated[int | None, typer.Option(help="Ask only the first so many.")] = None,
-    most: Annotated[int | None, typer.Option(help="confident: stop after so many answers.")] = None,
+    most: Annotated[int | None, typer.Option(help="Stop after so many answers.")] = None,
     budget: Annotated[str | None, typer.Option(help="EPSILON,DELTA: stop before it would be exceeded.")] = None,
     ledger: Ledger = None,
     account: Account = None,
@@ -113,6 +134,7 @@ def label(
         "noise": noise,
         "threshold": threshold,
         "test_noise": test_noise,
+        "confidence": confidence,
         "epsilon": epsilon,
         "delta": failing,
         "unstable": unstable,
@@ -120,8 +142,8 @@ def label(
     given = {name: value for name, value in fields.items() if value is not None}
     with _account(ledger, account) as charged:
         answers = Run(run).label(
-            aggregator=aggregator, fields=given, queries=queries, most=most, budget=_budget(budget),
-            account=charged, rng=_source(test_seed),
+            aggregator=aggregator, fields=given, student=student, queries=queries, most=most,
+            budget=_budget(budget), account=charged, rng=_source(test_seed),
         )  # fmt: skip
     shown = {"asked": answers.asked, "answered": len(answers.answered), "stopped": answers.stopped}
     _show(shown | {"labels": str(run / "labels.json")}, as_json)
@@ -186,13 +208,14 @@ def whole(
     data, public = Data.read(plan["data"]), Data.read(plan["public"], public=True)
     with _progress("pate", as_json) as progress:
         if not (here.folder / "run.json").exists():
-            here.split(data, source=plan["data"], **plan.get("split", {}))
+            dealt = dict(plan["split"])
+            here.split(data, source=plan["data"], rng=_source(dealt.pop("test_seed", None)), **dealt)
         if not (here.owner / "votes.npz").exists():
             here.vote(here.train(data, **plan.get("train", {"model": "network"}), progress=progress), public)
         if not (here.folder / "labels.json").exists():
             options = dict(plan.get("label", {}))
             rule = options.pop("aggregator", "gaussian")
-            extra = {name: options.pop(name) for name in ("queries", "most") if name in options}
+            extra = {name: options.pop(name) for name in ("queries", "most", "student") if name in options}
             limit, seed = options.pop("budget", None), options.pop("test_seed", None)
             here.label(aggregator=rule, fields=options, budget=_budget(limit), rng=_source(seed), **extra)
         priced = dict(plan.get("bill", {"delta": 1e-5}))

@@ -37,6 +37,9 @@ def train(
     epochs: Annotated[float | None, typer.Option(help="sgd: passes over the data.")] = None,
     clip: Annotated[float | None, typer.Option(help="sgd: the bound on one example's gradient.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="sgd: the learning rate.")] = None,
+    tune: Annotated[
+        int | None, typer.Option(help="sgd: the best of about so many runs, drawn at random; all of it is billed.")
+    ] = None,
     teachers: Annotated[int | None, typer.Option(help="pate: how many teachers.")] = None,
     queries: Annotated[int | None, typer.Option(help="pate: how many labels are bought.")] = None,
     private_bounds: Annotated[
@@ -53,7 +56,7 @@ def train(
 
     settings = runs.Settings(
         epsilon=epsilon, data=data, table=table, label=label, schema=schema, test=test, public=public, delta=delta,
-        method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate,
+        method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate, tune=tune,
         teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit, test_seed=test_seed,
     )  # fmt: skip
     finished = runs.Folder(out).done
@@ -176,12 +179,18 @@ def _summarise(folder: Folder, finished: bool, as_json: bool) -> None:
         f"for one {privacy['unit']} ({privacy['neighbours']}), by {privacy['method']}"
     )
     if results["accuracy"] is not None:
-        console.print(f"accuracy {100 * results['accuracy']:.2f}% on {results['measured_on']}")
+        console.print(f"accuracy {100 * results['accuracy']:.2f}%{_unsure(results)} on {results['measured_on']}")
     else:
         console.print(f"accuracy measured on {results['measured_on']}")
     if privacy["reproducible_noise_for_tests_only"]:
         console.print("[bold red]the noise came from a seed: for tests only, NOT private[/]")
     console.print(f"report: {folder.path / 'report.html'}    audit: terrine audit run {folder.path}")
+
+
+def _unsure(results: dict[str, Any]) -> str:
+    """How far a noisy accuracy may be off, in per cent."""
+    off = results.get("off_by_at_most")
+    return "" if off is None else f" (95% sure to be off by at most {100 * off:.3g})"
 
 
 @contextlib.contextmanager
@@ -193,7 +202,7 @@ def _account(url: str | None, name: str | None) -> Iterator[Any]:
         raise InvalidArgument("--ledger and --account: want both, or neither")
     from terrine.ledger import Ledger
 
-    with Ledger.open(url) as book:
+    with Ledger.open(url, create=False) as book:
         yield book.account(name)
 
 

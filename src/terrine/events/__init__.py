@@ -5,6 +5,7 @@ from terrine.events.codec import from_json, to_json
 from terrine.events.compose import (
     Composed,
     Event,
+    OneOf,
     Repeated,
     Reproducible,
     is_reproducible,
@@ -25,6 +26,7 @@ from terrine.events.noise import (
 )
 from terrine.events.relation import Neighbours, Unit
 from terrine.events.sampling import FixedSizeSampled, PoissonSampled, ShuffledEpoch
+from terrine.events.stopping import NegativeBinomialCount, PoissonCount, RandomStopping
 
 __all__ = [
     "ApproximateDP",
@@ -36,10 +38,14 @@ __all__ = [
     "FixedSizeSampled",
     "Gaussian",
     "Laplace",
+    "NegativeBinomialCount",
     "Neighbours",
     "NonPrivate",
+    "OneOf",
+    "PoissonCount",
     "PoissonSampled",
     "PureDP",
+    "RandomStopping",
     "RandomizedResponse",
     "Repeated",
     "Reproducible",

@@ -14,10 +14,12 @@ from typing import Any, get_args
 from terrine.errors import InvalidArgument, MalformedEvents
 from terrine.events.compose import Composed, Event
 from terrine.events.relation import Neighbours, Unit
+from terrine.events.stopping import Count
 
 VERSION = 1
 _ENVELOPE = "terrine-events"
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
+_COUNTS: dict[str, type] = {kind.__name__: kind for kind in get_args(Count)}
 _DEEPEST = 100
 
 
@@ -33,21 +35,7 @@ def from_dict(record: Any, _depth: int = 0) -> Event:
     Raises:
         MalformedEvents: the record is not one this version can have written.
     """
-    if not isinstance(record, dict):
-        raise MalformedEvents(f"an event is {_shown(record)}: want an object with a 'kind'")
-    if _depth > _DEEPEST:
-        raise MalformedEvents(f"events are nested deeper than {_DEEPEST}")
-    kind = _KINDS.get(record["kind"]) if isinstance(record.get("kind"), str) else None
-    if kind is None:
-        raise MalformedEvents(f"kind={record.get('kind')!r}: want one of {', '.join(sorted(_KINDS))}")
-    known = {field.name for field in dataclasses.fields(kind)}
-    if strange := sorted(set(record) - known - {"kind"}):
-        raise MalformedEvents(f"{kind.__name__}: unknown field {strange[0]!r}; it has {', '.join(sorted(known))}")
-    values = {name: _value(name, value, _depth) for name, value in record.items() if name != "kind"}
-    try:
-        built: Event = kind(**values)
-    except (InvalidArgument, TypeError) as error:
-        raise MalformedEvents(f"{kind.__name__}: {_reason(error)}") from None
+    built: Event = _built(record, _KINDS, _depth)
     return built
 
 
@@ -75,6 +63,24 @@ def from_json(text: str) -> Event:
     return from_dict(record)
 
 
+def _built(record: Any, kinds: dict[str, type], _depth: int) -> Any:
+    if not isinstance(record, dict):
+        raise MalformedEvents(f"an event is {_shown(record)}: want an object with a 'kind'")
+    if _depth > _DEEPEST:
+        raise MalformedEvents(f"events are nested deeper than {_DEEPEST}")
+    kind = kinds.get(record["kind"]) if isinstance(record.get("kind"), str) else None
+    if kind is None:
+        raise MalformedEvents(f"kind={record.get('kind')!r}: want one of {', '.join(sorted(kinds))}")
+    known = {field.name for field in dataclasses.fields(kind)}
+    if strange := sorted(set(record) - known - {"kind"}):
+        raise MalformedEvents(f"{kind.__name__}: unknown field {strange[0]!r}; it has {', '.join(sorted(known))}")
+    values = {name: _value(name, value, _depth) for name, value in record.items() if name != "kind"}
+    try:
+        return kind(**values)
+    except (InvalidArgument, TypeError) as error:
+        raise MalformedEvents(f"{kind.__name__}: {_reason(error)}") from None
+
+
 def _plain(value: Any) -> Any:
     match value:
         case Neighbours() | Unit():
@@ -91,6 +97,8 @@ def _value(name: str, value: Any, depth: int) -> Any:
     match name:
         case "event":
             return from_dict(value, depth + 1)
+        case "count":
+            return _built(value, _COUNTS, depth + 1)
         case "parts":
             if not isinstance(value, list):
                 raise MalformedEvents(f"parts is {_shown(value)}: want a list of events")

@@ -25,6 +25,7 @@ from terrine.events.noise import (
 )
 from terrine.events.relation import Neighbours, Unit
 from terrine.events.sampling import FixedSizeSampled, PoissonSampled, ShuffledEpoch
+from terrine.events.stopping import RandomStopping
 
 _T = TypeVar("_T", Neighbours, Unit)
 
@@ -69,6 +70,28 @@ class Composed:
 
 
 @dataclass(frozen=True)
+class OneOf:
+    """One of `parts`, chosen without a look at the data: at every Renyi order it costs no more than the dearest."""
+
+    parts: tuple[Event, ...]
+
+    def __init__(self, parts: Iterable[Event]) -> None:
+        object.__setattr__(self, "parts", tuple(parts))
+        if not self.parts:
+            raise InvalidArgument("OneOf: no parts; want one or more")
+        _agreed("neighbours", [settled_neighbours(part) for part in self.parts])
+        _agreed("units", [settled_unit(part) for part in self.parts])
+
+    @property
+    def neighbours(self) -> Neighbours | None:
+        return _agreed("neighbours", [part.neighbours for part in self.parts])
+
+    @property
+    def unit(self) -> Unit | None:
+        return _agreed("units", [part.unit for part in self.parts])
+
+
+@dataclass(frozen=True)
 class Reproducible:
     """`event`, drawn from a seeded generator: whoever knows the seed sees through it. For tests only."""
 
@@ -98,7 +121,9 @@ Event = (
     | ShuffledEpoch
     | Repeated
     | Composed
+    | OneOf
     | Reproducible
+    | RandomStopping
 )
 
 
@@ -134,11 +159,11 @@ def is_reproducible(event: Event) -> bool:
     match event:
         case Reproducible():
             return True
-        case Composed(parts=parts):
+        case Composed(parts=parts) | OneOf(parts=parts):
             return any(is_reproducible(part) for part in parts)
         case Repeated(event=inner) | PoissonSampled(event=inner):
             return is_reproducible(inner)
-        case FixedSizeSampled(event=inner) | ShuffledEpoch(event=inner):
+        case FixedSizeSampled(event=inner) | ShuffledEpoch(event=inner) | RandomStopping(event=inner):
             return is_reproducible(inner)
         case _:
             return False

@@ -8,7 +8,7 @@ partitions need add/remove or zero-out neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from terrine.accounting import filters
@@ -31,13 +31,18 @@ class Balance:
 
     def accept(self, event: Event, partition: str = WHOLE) -> tuple[Cost, Balance] | None:
         """The cost of `event` and the balance after it, or None where it does not fit everywhere it touches."""
-        after = [filters.accept(self.terms, one, event) for one in self.touched(partition)]
-        if any(one is None for one in after):
+        if not self.partitions and partition == WHOLE:  # one stream only: its sum is the balance
+            after = filters.accept(self.terms, self.own(WHOLE), event)
+            if after is None:
+                return None
+            cost = price(event, self.terms.orders)
+            return replace(cost, planned=True) if after.planned else cost, Balance(self.terms, (), {WHOLE: after})
+        sums = [filters.accept(self.terms, one, event) for one in self.touched(partition)]
+        accepted = [one for one in sums if one is not None]
+        if len(accepted) < len(sums):
             return None
         cost = price(event, self.terms.orders)
-        if not self.partitions and after[0] is not None:  # one stream only: its sum is known already
-            return replace(cost, planned=after[0].planned), replace(self, streams={WHOLE: after[0]})
-        if any(one is not None and one.planned for one in after):
+        if any(one.planned for one in accepted):
             cost = replace(cost, planned=True)
         return cost, self.plus(cost, partition)
 
@@ -48,6 +53,10 @@ class Balance:
     def own(self, partition: str) -> Cost:
         """What was charged to this stream alone."""
         return self.streams.get(partition) or self.terms.nothing
+
+    def state(self, partition: str) -> tuple[Cost, Cost | None]:
+        """What a charge on `partition` leaves behind it: that stream's sum, and the whole account's beside it."""
+        return self.own(partition), None if partition == WHOLE else self.own(WHOLE)
 
     def touched(self, partition: str = WHOLE) -> list[Cost]:
         """The sums that a charge to `partition` would move.
@@ -90,6 +99,6 @@ class Balance:
         return max(filters.spent(self.terms, one, delta=delta, plan=plan) for one in self.touched())
 
 
-def summed(terms: Terms, partitions: tuple[str, ...], streams: Iterable[tuple[str, Cost]]) -> Balance:
+def summed(terms: Terms, partitions: tuple[str, ...], streams: Mapping[str, Cost]) -> Balance:
     """The balance of streams whose sums are known."""
     return Balance(terms, partitions, dict(streams))

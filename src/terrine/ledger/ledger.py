@@ -11,7 +11,6 @@ Events are chosen adaptively, so the check is the filter's (terrine.accounting.f
 from __future__ import annotations
 
 import collections
-import dataclasses
 import datetime
 import functools
 import json
@@ -20,10 +19,11 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from terrine import check
 from terrine.accounting import epsilon as certified_epsilon
+from terrine.accounting.costs import Cost, price
 from terrine.accounting.filters import Quote, Remaining, Split, Terms
 from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable, UnsupportedEvent
 from terrine.events import (
@@ -42,10 +42,22 @@ from terrine.events import (
 )
 from terrine.ledger import sealing, transfer, verification
 from terrine.ledger.balance import WHOLE, Balance, summed
-from terrine.ledger.records import AccountRow, ChargeRow, digest, hashed, read_cost, read_terms, write_cost, write_terms
-from terrine.ledger.store import Store
+from terrine.ledger.records import (
+    AccountRow,
+    ChargeRow,
+    digest,
+    hashed,
+    read_cost,
+    read_state,
+    read_terms,
+    write_cost,
+    write_state,
+    write_terms,
+)
+from terrine.ledger.store import Session, Store
 
 _LONGEST = 10_000
+_EPOCH = datetime.datetime.fromtimestamp(0, tz=datetime.UTC)
 
 
 @dataclass(frozen=True)
@@ -141,16 +153,17 @@ class Ledger:
             InvalidArgument: no such account and no budget, or it was opened with other terms.
         """
         name = _text("name", name, at_least=1)
-        with self._store.transaction(write=False) as connection:
-            found = self._store.accounts(connection, name)
+        with self._store.transaction(write=False) as session:
+            found = self._store.accounts(session, name)
         if not found:
             if budget is None:
-                raise InvalidArgument(f"account {name!r}: not in this ledger; give budget=Budget(...) to open it")
+                opening = "give budget=Budget(...), or `terrine ledger create`, to open it"
+                raise InvalidArgument(f"account {name!r}: not in this ledger; {opening}")
             row = _declared(name, Terms.of(budget, split), unit, neighbours, partitions, self._microseconds())
-            with self._store.transaction() as connection:
-                found = self._store.accounts(connection, name)
+            with self._store.transaction() as session:
+                found = self._store.accounts(session, name)
                 if not found:
-                    self._store.declare(connection, row)
+                    self._store.declare(session, row)
                     found = [row]
         account = Account(self, found[0])
         account._must_match(budget, unit, neighbours, partitions, split)
@@ -158,8 +171,8 @@ class Ledger:
 
     def accounts(self) -> list[Account]:
         """Every account, by name."""
-        with self._store.transaction(write=False) as connection:
-            return [Account(self, row) for row in self._store.accounts(connection)]
+        with self._store.transaction(write=False) as session:
+            return [Account(self, row) for row in self._store.accounts(session)]
 
     def verify(self) -> list[verification.Finding]:
         """Replay everything: what was edited, dropped, reordered or mispriced; an empty list if nothing was."""
@@ -216,34 +229,32 @@ class Account:
             UnsupportedEvent: no rule can bound it; nothing was charged.
             LedgerUnavailable, LedgerDamaged: the database refused, or the account's records are broken.
         """
-        self._must_protect(event)
+        known = self._protected(event)
         purpose, by = _text("purpose", purpose), _text("by", by)
-        written = _written(event)
         store = self._ledger._store
-        with store.transaction() as connection:
-            head = store.lock_head(connection, self._row.account)
-            at, balance = self._standing(connection, head)
+        with store.charging() as session:
+            head = store.lock_head(session, self._row.account)
+            at, balance = self._standing(session, head)
             accepted = balance.accept(event, partition)
             if accepted is None:
                 raise balance.refusal(event, partition)
             cost, after = accepted
             sequence = head[0] + 1
-            row = hashed(
-                ChargeRow(
-                    account=self._row.account,
-                    sequence=sequence,
-                    at=self._time(at),
-                    event=written,
-                    purpose=purpose,
-                    by=by,
-                    partition=partition,
-                    cost=write_cost(cost),
-                    state=write_cost(after.own(partition)),
-                    sealed="" if sealed is None else self._seal(sealed, sequence),
-                    previous=head[1],
-                )
+            row = ChargeRow(
+                account=self._row.account,
+                sequence=sequence,
+                at=self._time(at),
+                event=known.text,
+                purpose=purpose,
+                by=by,
+                partition=partition,
+                cost=write_cost(cost) if cost.planned else known.cost,
+                state=write_state(*after.state(partition)),
+                sealed="" if sealed is None else self._seal(sealed, sequence),
+                previous=head[1],
             )
-            store.append(connection, row)
+            row = hashed(row)
+            store.append(session, row)
         self._last = ((row.sequence, row.hash), row.at, after)
         return _shown(row, event)
 
@@ -270,7 +281,7 @@ class Account:
 
     def would_cost(self, event: Event, *, partition: str = WHOLE) -> Quote:
         """What charging `event` would do now; nothing is charged."""
-        self._must_protect(event)
+        self._protected(event)
         return self._balance().quote(event, partition)
 
     def spent(self, delta: float | None = None) -> float:
@@ -289,8 +300,8 @@ class Account:
     def history(self) -> Iterator[Charge]:
         """Every charge, in order."""
         store = self._ledger._store
-        with store.transaction(write=False) as connection:
-            for row in store.rows(connection, self._row.account):
+        with store.transaction(write=False) as session:
+            for row in store.rows(session, self._row.account):
                 yield _shown(row, _event(row.event))
 
     def unseal(self, sequence: int) -> bytes:
@@ -301,8 +312,8 @@ class Account:
             LedgerDamaged: another key sealed it, or it was changed.
         """
         store = self._ledger._store
-        with store.transaction(write=False) as connection:
-            row = store.row(connection, self._row.account, check.whole("sequence", sequence))
+        with store.transaction(write=False) as session:
+            row = store.row(session, self._row.account, check.whole("sequence", sequence))
         if row is None or not row.sealed:
             raise InvalidArgument(f"sequence={sequence}: no sealed field there")
         return sealing.unseal(self._ledger._key, row.sealed, place=self._place(sequence))
@@ -328,34 +339,41 @@ class Account:
 
     def _balance(self) -> Balance:
         store = self._ledger._store
-        with store.transaction(write=False) as connection:
-            head = store.head(connection, self._row.account)
+        with store.transaction(write=False) as session:
+            head = store.head(session, self._row.account)
             if head is None:
                 raise LedgerDamaged(f"account {self.name!r}: its head row is gone; run `terrine ledger verify`")
-            return self._standing(connection, head)[1]
+            return self._standing(session, head)[1]
 
-    def _standing(self, connection: Any, head: tuple[int, str]) -> tuple[int, Balance]:
+    def _standing(self, session: Session, head: tuple[int, str]) -> tuple[int, Balance]:
         """The time of the last charge and the balance after it, read again only if someone else charged."""
         if self._last is not None and self._last[0] == head:
             return self._last[1:]
         store = self._ledger._store
-        last = store.row(connection, self._row.account, head[0]) if head[0] else None
+        last = store.row(session, self._row.account, head[0]) if head[0] else None
         if head[0] and (last is None or last.hash != head[1] or digest(last) != last.hash):
             raise LedgerDamaged(
                 f"account {self.name!r}: charge {head[0]} is gone or edited; run `terrine ledger verify`"
             )
-        rows = [last] if last else []
-        if self.partitions and last:
-            rows = store.last_of_streams(connection, self._row.account, (WHOLE, *self.partitions))
+        balance = summed(self.terms, self.partitions, self._streams(session, last) if last else {})
+        at = last.at if last else self._row.opened
+        self._last = (head, at, balance)
+        return at, balance
+
+    def _streams(self, session: Session, last: ChargeRow) -> dict[str, Cost]:
+        """The sum of every stream that was charged, given the account's last charge."""
+        own, common = read_state(last.state)
+        if last.partition == WHOLE:
+            common = own
+        wanted = self.partitions if common else (WHOLE, *self.partitions)  # the first ledgers did not write `common`
+        rows = self._ledger._store.last_of_streams(session, self._row.account, wanted) if self.partitions else []
         for row in rows:
             if digest(row) != row.hash:
                 raise LedgerDamaged(
                     f"account {self.name!r}: charge {row.sequence} was edited; run `terrine ledger verify`"
                 )
-        balance = summed(self.terms, self.partitions, ((row.partition, read_cost(row.state)) for row in rows))
-        at = last.at if last else self._row.opened
-        self._last = (head, at, balance)
-        return at, balance
+        streams = {row.partition: read_cost(row.state) for row in rows}
+        return streams | ({WHOLE: common} if common and common.events else {})
 
     def _time(self, last: int) -> int:
         now = self._ledger._microseconds()
@@ -378,16 +396,19 @@ class Account:
     def _place(self, sequence: int) -> str:
         return f"{self._row.account}/{sequence}"
 
-    def _must_protect(self, event: Event) -> None:
-        kind = type(event).__name__
-        if (found := settled_neighbours(event)) is not self.neighbours:
+    def _protected(self, event: Event) -> _Known:
+        """What is known of `event`, which must protect what this account protects."""
+        known, kind = _known(event, self.terms.orders), type(event).__name__
+        if known.neighbours is not self.neighbours:
             raise InvalidArgument(
-                f"{kind}: stated under {found.value} neighbours; account {self.name!r} wants {self.neighbours.value}"
+                f"{kind}: stated under {known.neighbours.value} neighbours; "
+                f"account {self.name!r} wants {self.neighbours.value}"
             )
-        if (unit := settled_unit(event)) is not self.unit:
+        if known.unit is not self.unit:
             raise InvalidArgument(
-                f"{kind}: protects one {unit.value}; account {self.name!r} wants one {self.unit.value}"
+                f"{kind}: protects one {known.unit.value}; account {self.name!r} wants one {self.unit.value}"
             )
+        return known
 
     def _must_match(
         self,
@@ -432,7 +453,7 @@ def _declared(
         neighbours=relation.value,
         partitions=json.dumps(names),
     )
-    return dataclasses.replace(row, hash=digest(row))
+    return row._replace(hash=digest(row))
 
 
 def _planned(counts: dict[str, collections.Counter[Event]], delta: float) -> float | None:
@@ -461,11 +482,24 @@ def _shown(row: ChargeRow, event: Event) -> Charge:
 
 
 _event = functools.lru_cache(maxsize=4096)(from_json)
-_written = functools.lru_cache(maxsize=4096)(to_json)
+
+
+class _Known(NamedTuple):
+    """All of a charge that follows from its event alone."""
+
+    text: str
+    cost: str
+    neighbours: Neighbours
+    unit: Unit
+
+
+@functools.lru_cache(maxsize=4096)
+def _known(event: Event, orders: tuple[float, ...]) -> _Known:
+    return _Known(to_json(event), write_cost(price(event, orders)), settled_neighbours(event), settled_unit(event))
 
 
 def _moment(microseconds: int) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(microseconds / 1e6, tz=datetime.UTC)
+    return _EPOCH + datetime.timedelta(microseconds=microseconds)
 
 
 def _now() -> float:
@@ -476,6 +510,10 @@ def _text(name: str, value: Any, at_least: int = 0) -> str:
     wanted = f"text of {at_least} to {_LONGEST} printable characters"
     if not isinstance(value, str) or not at_least <= len(value) <= _LONGEST:
         raise check.refuse(name, value, wanted)
-    if any(character < " " or "\ud800" <= character <= "\udfff" for character in value if character not in "\n\t"):
+    if not value.isprintable() and any(_strange(character) for character in value):
         raise check.refuse(name, value, wanted)
     return value
+
+
+def _strange(character: str) -> bool:
+    return character not in "\n\t" and (character < " " or "\ud800" <= character <= "\udfff")

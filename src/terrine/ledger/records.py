@@ -12,9 +12,10 @@ import dataclasses
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+import struct
 from fractions import Fraction
-from typing import Any
+from json.encoder import encode_basestring_ascii
+from typing import NamedTuple
 
 from terrine.accounting.costs import Cost
 from terrine.accounting.filters import Split, Terms
@@ -22,8 +23,7 @@ from terrine.errors import LedgerDamaged
 from terrine.events import Budget
 
 
-@dataclass(frozen=True)
-class AccountRow:
+class AccountRow(NamedTuple):
     """One account as it was declared; nothing in it ever changes."""
 
     account: str
@@ -36,8 +36,7 @@ class AccountRow:
     hash: str = ""
 
 
-@dataclass(frozen=True)
-class ChargeRow:
+class ChargeRow(NamedTuple):
     """One charge. `state` is the running sum of its partition's own charges, `sealed` is encrypted or empty."""
 
     account: str
@@ -56,25 +55,42 @@ class ChargeRow:
 
 def digest(row: AccountRow | ChargeRow) -> str:
     """The hash of every field but the hash itself."""
-    fields = [getattr(row, name) for name in _NAMES[type(row)]]
-    return hashlib.sha256(json.dumps([type(row).__name__, *fields]).encode()).hexdigest()
+    # The text of json.dumps([kind, *fields]); joined here because this is on the path of every charge.
+    fields = [encode_basestring_ascii(one) if type(one) is str else repr(one) for one in row[:-1]]
+    return hashlib.sha256(f'["{type(row).__name__}", {", ".join(fields)}]'.encode()).hexdigest()
 
 
 def hashed(row: ChargeRow) -> ChargeRow:
     """`row` with its hash filled in."""
-    return dataclasses.replace(row, hash=digest(row))
+    return ChargeRow(*row[:-1], hash=digest(row))
 
 
 def write_cost(cost: Cost) -> str:
-    """`cost` as text, bit for bit."""
-    record: dict[str, Any] = {
-        "epsilon": None if cost.epsilon is None else str(cost.epsilon),
-        "delta": str(cost.delta),
-        "mu_squared": None if cost.mu_squared is None else str(cost.mu_squared),
-        "renyi": [None if math.isinf(one) else one for one in cost.renyi],
-        "events": cost.events,
-    }
-    return json.dumps(record | ({"planned": True} if cost.planned else {}), allow_nan=False)
+    """`cost` as JSON, bit for bit; the Renyi divergences are the hexadecimal bytes of their doubles."""
+    epsilon = "null" if cost.epsilon is None else f'"{cost.epsilon}"'
+    mu_squared = "null" if cost.mu_squared is None else f'"{cost.mu_squared}"'
+    renyi = struct.pack(f">{len(cost.renyi)}d", *cost.renyi).hex()
+    return (
+        f'{{"epsilon": {epsilon}, "delta": "{cost.delta}", "mu_squared": {mu_squared}, "renyi": "{renyi}", '
+        f'"events": {cost.events}{_PLANNED if cost.planned else ""}}}'
+    )
+
+
+def write_state(own: Cost, common: Cost | None) -> str:
+    """The running sum of a stream; for a partition's, also the sum of the charges on the whole account."""
+    state = write_cost(own)
+    return state if common is None else f'{state[:-1]}, "common": {write_cost(common)}}}'
+
+
+def read_state(text: str) -> tuple[Cost, Cost | None]:
+    """The two sums that `write_state` wrote.
+
+    Raises:
+        LedgerDamaged: it cannot have written this.
+    """
+    own = read_cost(text)
+    common = json.loads(text).get("common")
+    return own, None if common is None else read_cost(json.dumps(common))
 
 
 def read_cost(text: str) -> Cost:
@@ -89,12 +105,22 @@ def read_cost(text: str) -> Cost:
             epsilon=None if record["epsilon"] is None else Fraction(record["epsilon"]),
             delta=Fraction(record["delta"]),
             mu_squared=None if record["mu_squared"] is None else Fraction(record["mu_squared"]),
-            renyi=tuple(math.inf if one is None else float(one) for one in record["renyi"]),
+            renyi=_read_renyi(record["renyi"]),
             events=int(record["events"]),
             planned=bool(record.get("planned", False)),
         )
-    except (ValueError, TypeError, KeyError, ZeroDivisionError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, ZeroDivisionError, AttributeError, struct.error) as error:
         raise LedgerDamaged(f"cost={text[:60]!r}: not a cost that Terrine wrote ({error})") from None
+
+
+def _read_renyi(written: str | list[float | None]) -> tuple[float, ...]:
+    if isinstance(written, str):
+        curve: tuple[float, ...] = struct.unpack(f">{len(written) // 16}d", bytes.fromhex(written))
+    else:  # as the first ledgers wrote it
+        curve = tuple(math.inf if one is None else float(one) for one in written)
+    if not all(one >= 0 for one in curve):
+        raise ValueError("a divergence is never negative, and always a number")
+    return curve
 
 
 def write_terms(terms: Terms) -> str:
@@ -122,6 +148,4 @@ def read_terms(text: str) -> Terms:
     return terms
 
 
-_NAMES = {
-    kind: [field.name for field in dataclasses.fields(kind) if field.name != "hash"] for kind in (AccountRow, ChargeRow)
-}
+_PLANNED = ', "planned": true'

@@ -39,6 +39,13 @@ MIGRATIONS: tuple[Migration, ...] = (
             'CREATE INDEX ledger_streams ON ledger_charges (account, "partition", sequence)',
         ),
     ),
+    Migration(  # A charge on the whole account is not in the index: the last row of an account carries that sum.
+        2,
+        (
+            "DROP INDEX ledger_streams",
+            'CREATE INDEX ledger_streams ON ledger_charges (account, "partition", sequence) WHERE "partition" <> \'\'',
+        ),
+    ),
 )
 
 VERSION = MIGRATIONS[-1].version

@@ -3,6 +3,9 @@
 SQLite: write-ahead log with synchronous=FULL, so that a commit is on disk before it returns, and BEGIN IMMEDIATE, so
 that what was read cannot change before it is written. PostgreSQL: the account's head row is locked for the transaction,
 and synchronous_commit is on. Both run the same statements.
+
+A charge must not cost much more than the commit it ends in, so connections stay open between transactions, begin and
+commit are said to the driver, and the statements of a charge are compiled once and run by the driver too.
 """
 
 from __future__ import annotations
@@ -10,26 +13,29 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import sqlite3
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
     URL,
+    BindParameter,
     Connection,
     Engine,
+    Result,
     bindparam,
     create_engine,
     event,
     exc,
     func,
     insert,
+    literal_column,
     make_url,
     select,
     update,
 )
-from sqlalchemy.pool import NullPool, QueuePool
+from sqlalchemy.pool import NullPool
 
 from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable, MissingExtra
 from terrine.ledger import schema
@@ -40,24 +46,103 @@ KINDS = ("sqlite", "postgresql")
 
 _NOTHING = "nothing was charged, nothing was released"
 _MIGRATION_LOCK = 0x7465_7272_696E_65  # "terrine"
+_PAGE = 2048  # a charge touches one row each on a few pages, and a commit writes whole pages
+_BEGIN = {
+    ("sqlite", True): "BEGIN IMMEDIATE",
+    ("sqlite", False): "BEGIN",
+    ("postgresql", True): "BEGIN",
+    ("postgresql", False): "BEGIN ISOLATION LEVEL REPEATABLE READ",  # all that is read is of one moment, as in SQLite
+}
+_INHERITED: list[Session] = []  # connections of a parent process: neither used nor closed here, so kept for ever
 
-_HEAD = select(schema.HEADS.c.sequence, schema.HEADS.c.hash).where(schema.HEADS.c.account == bindparam("key"))
-_LOCKED_HEAD = _HEAD.with_for_update()
-_ROW = select(schema.CHARGES).where(
-    schema.CHARGES.c.account == bindparam("key"), schema.CHARGES.c.sequence == bindparam("number")
-)
-_LAST_OF_STREAM = (
-    select(schema.CHARGES)
-    .where(schema.CHARGES.c.account == bindparam("key"), schema.CHARGES.c.partition == bindparam("stream"))
-    .order_by(schema.CHARGES.c.sequence.desc())
-    .limit(1)
-)
-_APPEND = insert(schema.CHARGES)
+_KEY: BindParameter[str] = bindparam("key")
+
+
+def _row(number: Any) -> Any:
+    """The statement for one charge, by a number or by a query for it."""
+    wanted = number if isinstance(number, BindParameter) else number.scalar_subquery()
+    return select(schema.CHARGES).where(schema.CHARGES.c.account == _KEY, schema.CHARGES.c.sequence == wanted)
+
+
+_HEAD = select(schema.HEADS.c.sequence, schema.HEADS.c.hash).where(schema.HEADS.c.account == _KEY)
+_OTHER = schema.CHARGES.alias("other")
+_LAST = select(func.max(_OTHER.c.sequence)).where(_OTHER.c.account == _KEY, _OTHER.c.partition == bindparam("stream"))
 _MOVE_HEAD = (
     update(schema.HEADS)
-    .where(schema.HEADS.c.account == bindparam("key"))
+    .where(schema.HEADS.c.account == _KEY)
     .values(sequence=bindparam("number"), hash=bindparam("digest"))
 )
+_STATEMENTS: dict[str, tuple[Any, list[str]]] = {  # what every charge runs, with the order of its values
+    "head": (_HEAD, ["key"]),
+    "row": (_row(bindparam("number")), ["key", "number"]),
+    "last of stream": (_row(_LAST.where(_OTHER.c.partition != literal_column("''"))), ["key", "key", "stream"]),
+    "last of whole": (_row(_LAST), ["key", "key", "stream"]),
+    "locked head": (_HEAD.with_for_update(), ["key"]),
+    "append": (insert(schema.CHARGES), list(ChargeRow._fields)),
+    "move head": (_MOVE_HEAD, ["number", "digest", "key"]),
+}
+
+
+@dataclass(slots=True)
+class Session:
+    """One open connection: SQLAlchemy's, and a cursor of the driver's for the statements that every charge runs."""
+
+    connection: Connection
+    cursor: Any
+    pipeline: Any = None
+    began: bool = False
+
+    def execute(self, *arguments: Any, **options: Any) -> Result[Any]:
+        """Run a statement of SQLAlchemy's."""
+        self.began = True
+        return self.connection.execute(*arguments, **options)
+
+    def begin(self, statement: str, pipelined: bool) -> None:
+        """Begin a transaction; pipelined, a statement is sent without waiting for the answer to the one before."""
+        if pipelined:
+            self.pipeline = self.cursor.connection.pipeline()
+            self.pipeline.__enter__()
+        self.cursor.execute(statement)
+
+    def end(self, statement: str) -> None:
+        """Commit or roll back, and wait until that is done."""
+        self.cursor.execute(statement)
+        if self.pipeline is not None:
+            pipeline, self.pipeline = self.pipeline, None
+            pipeline.__exit__(None, None, None)
+        if self.began:  # SQLAlchemy believes in a transaction of its own
+            self.connection.rollback()
+            self.began = False
+
+
+class Transaction:
+    """One transaction as a block: committed and on disk when the block ends, undone when it raises."""
+
+    __slots__ = ("_begin", "_pipelined", "_session", "_store")
+
+    def __init__(self, store: Store, begin: str, pipelined: bool) -> None:
+        self._store, self._begin, self._pipelined = store, begin, pipelined
+        self._session: Session | None = None
+
+    def __enter__(self) -> Session:
+        store = self._store
+        try:
+            self._session = session = store.take()
+            session.begin(self._begin, self._pipelined)
+        except store.errors as error:
+            raise store.failed(self._session, error) from error
+        return session
+
+    def __exit__(self, _kind: object, raised: BaseException | None, _trace: object) -> None:
+        store, session = self._store, self._session
+        assert session is not None
+        try:
+            if isinstance(raised, store.errors):
+                raise raised
+            session.end("COMMIT" if raised is None else "ROLLBACK")
+        except store.errors as error:
+            raise store.failed(session, error) from error
+        store.give_back(session)
 
 
 class Store:
@@ -71,99 +156,119 @@ class Store:
     def __init__(self, url: str | os.PathLike[str], *, create: bool, timeout: float) -> None:
         self.url = _url(url)
         self._timeout = timeout
-        self._engine = self._connect_to(self.url, pooled=True)
+        self._engine = self._connect_to(self.url)
+        self.dialect = self._engine.dialect.name
+        """The kind of database: sqlite or postgresql."""
+        dbapi: Any = self._engine.dialect.dbapi
+        self.errors = (exc.DBAPIError, dbapi.Error)
+        self._begin, self._pipelined = _BEGIN[self.dialect, True], self.dialect == "postgresql"
         self._process = os.getpid()
-        self._compiled: dict[Any, tuple[str, list[str]]] = {}
+        self._idle: list[Session] = []
+        self._sql = {name: self._compiled(*wanted) for name, wanted in _STATEMENTS.items()}
         if self._file is not None:
             self._find_or_create(self._file, create)
-        with self.transaction(write=False) as connection:
-            version = schema.found_version(connection)
+        with self.transaction(write=False) as session:
+            version = schema.found_version(session.connection)
         if version == 0 and not create:
             raise LedgerUnavailable(f"{self}: holds no ledger; `terrine ledger create` makes one")
         if version < schema.VERSION:
-            with self.transaction() as connection:
-                if connection.dialect.name == "postgresql":
-                    connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-                schema.migrate(connection)
+            with self.transaction() as session:
+                if self.dialect == "postgresql":
+                    session.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+                schema.migrate(session.connection)
 
     def __str__(self) -> str:
         return self._file.name if self._file is not None else self.url.render_as_string(hide_password=True)
 
-    @property
-    def dialect(self) -> str:
-        """The kind of database: sqlite or postgresql."""
-        return self._engine.dialect.name
-
     def close(self) -> None:
         """Let go of every connection."""
-        self._engine.dispose()
+        while self._idle:
+            self._idle.pop().connection.close()
 
-    @contextlib.contextmanager
-    def transaction(self, *, write: bool = True) -> Iterator[Connection]:
+    def transaction(self, *, write: bool = True) -> Transaction:
         """One transaction: committed and on disk when the block ends, undone when it raises."""
-        if os.getpid() != self._process:  # a fork must not use its parent's connections
-            self._engine.dispose(close=False)
-            self._process = os.getpid()
-        try:
-            with self._engine.connect() as connection:
-                connection = connection.execution_options(terrine_write=write)
-                if not write and self.dialect == "postgresql":  # all that is read is of one moment, as it is in SQLite
-                    connection = connection.execution_options(isolation_level="REPEATABLE READ")
-                with connection.begin():
-                    yield connection
-        except (exc.DBAPIError, sqlite3.Error) as error:
-            raise self._explained(error) from error
+        return Transaction(self, _BEGIN[self.dialect, write], pipelined=False)
 
-    def lock_head(self, connection: Connection, account: str) -> tuple[int, str]:
+    def charging(self) -> Transaction:
+        """A transaction to write in, for the statements that every charge runs and for no others."""
+        return Transaction(self, self._begin, self._pipelined)
+
+    def take(self) -> Session:
+        """A connection that nobody else uses: one that is idle, or a new one."""
+        if os.getpid() != self._process:  # a fork must neither use its parent's connections nor close them
+            _INHERITED.extend(self._idle)
+            self._idle, self._process = [], os.getpid()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            connection = self._engine.connect()
+            driver: Any = connection.connection.driver_connection
+            return Session(connection, driver.cursor())
+
+    def give_back(self, session: Session) -> None:
+        """Keep an open connection for the next transaction."""
+        self._idle.append(session)
+
+    def failed(self, session: Session | None, error: Exception) -> Exception:
+        """`error` in one clear line. What failed once is not trusted again: closed, it undoes what it had begun."""
+        self.close()
+        if session is not None:
+            session.connection.invalidate()
+        return self._explained(error)
+
+    def lock_head(self, session: Session, account: str) -> tuple[int, str]:
         """The last sequence number and hash of `account`, which nobody else can move before this transaction ends."""
-        found = self._run(connection, _LOCKED_HEAD, {"key": account}).fetchone()
+        found: tuple[int, str] | None = session.cursor.execute(self._sql["locked head"], (account,)).fetchone()
         if found is None:
             raise LedgerDamaged(f"{self}: the account has no head row; run `terrine ledger verify`")
-        return int(found[0]), str(found[1])
+        return found
 
-    def head(self, connection: Connection, account: str) -> tuple[int, str] | None:
+    def head(self, session: Session, account: str) -> tuple[int, str] | None:
         """The last sequence number and hash of `account`, or None where the row is gone."""
-        found = self._run(connection, _HEAD, {"key": account}).fetchone()
-        return None if found is None else (int(found[0]), str(found[1]))
+        found: tuple[int, str] | None = session.cursor.execute(self._sql["head"], (account,)).fetchone()
+        return found
 
-    def row(self, connection: Connection, account: str, sequence: int) -> ChargeRow | None:
+    def row(self, session: Session, account: str, sequence: int) -> ChargeRow | None:
         """One charge."""
-        found = self._run(connection, _ROW, {"key": account, "number": sequence}).fetchone()
-        return None if found is None else ChargeRow(*found)
+        found = session.cursor.execute(self._sql["row"], (account, sequence)).fetchone()
+        return None if found is None else ChargeRow._make(found)
 
-    def last_of_streams(self, connection: Connection, account: str, streams: Iterable[str]) -> list[ChargeRow]:
+    def last_of_streams(self, session: Session, account: str, streams: Iterable[str]) -> list[ChargeRow]:
         """The last charge on each of `streams`: one look into an index for each, however long the history."""
-        found = [connection.execute(_LAST_OF_STREAM, {"key": account, "stream": one}).first() for one in streams]
-        return [ChargeRow(*row) for row in found if row is not None]
+        found = []
+        for stream in streams:
+            sql = self._sql["last of stream" if stream else "last of whole"]
+            found.append(session.cursor.execute(sql, (account, account, stream)).fetchone())
+        return [ChargeRow._make(row) for row in found if row is not None]
 
-    def append(self, connection: Connection, row: ChargeRow) -> None:
+    def append(self, session: Session, row: ChargeRow) -> None:
         """Add `row` at the end of its account."""
-        self._run(connection, _APPEND, row.__dict__)
-        self._run(connection, _MOVE_HEAD, {"key": row.account, "number": row.sequence, "digest": row.hash})
+        session.cursor.execute(self._sql["append"], row)
+        session.cursor.execute(self._sql["move head"], (row.sequence, row.hash, row.account))
 
-    def rows(self, connection: Connection, account: str) -> Iterator[ChargeRow]:
+    def rows(self, session: Session, account: str) -> Iterator[ChargeRow]:
         """Every charge of `account`, in order, without holding them all."""
         table = schema.CHARGES
         wanted = select(table).where(table.c.account == account).order_by(table.c.sequence)
-        for row in connection.execute(wanted, execution_options={"yield_per": 1000}):
-            yield ChargeRow(*row)
+        for row in session.execute(wanted, execution_options={"yield_per": 1000}):
+            yield ChargeRow._make(row)
 
-    def accounts(self, connection: Connection, name: str | None = None) -> list[AccountRow]:
+    def accounts(self, session: Session, name: str | None = None) -> list[AccountRow]:
         """The declared accounts, in the order of their names."""
         wanted = select(schema.ACCOUNTS).order_by(schema.ACCOUNTS.c.name)
         if name is not None:
             wanted = wanted.where(schema.ACCOUNTS.c.name == name)
-        return [AccountRow(*row) for row in connection.execute(wanted)]
+        return [AccountRow._make(row) for row in session.execute(wanted)]
 
-    def declare(self, connection: Connection, row: AccountRow) -> None:
+    def declare(self, session: Session, row: AccountRow) -> None:
         """Add an account with no charge."""
-        connection.execute(insert(schema.ACCOUNTS), row.__dict__)
-        connection.execute(insert(schema.HEADS), {"account": row.account, "sequence": 0, "hash": row.hash})
-        connection.execute(update(schema.META).values(accounts=schema.META.c.accounts + 1))
+        session.execute(insert(schema.ACCOUNTS), row._asdict())
+        session.execute(insert(schema.HEADS), {"account": row.account, "sequence": 0, "hash": row.hash})
+        session.execute(update(schema.META).values(accounts=schema.META.c.accounts + 1))
 
-    def counted(self, connection: Connection) -> int:
+    def counted(self, session: Session) -> int:
         """How many accounts the ledger says it has."""
-        return int(connection.execute(select(schema.META.c.accounts)).scalar_one())
+        return int(session.execute(select(schema.META.c.accounts)).scalar_one())
 
     @property
     def _file(self) -> Path | None:
@@ -184,13 +289,16 @@ class Store:
     def _create(self, file: Path) -> None:
         # Built aside and linked into place, so that no other process ever sees a ledger that is half made.
         draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-        engine = self._connect_to(self.url.set(database=str(draft)), pooled=False)
+        engine = self._connect_to(self.url.set(database=str(draft)))
         try:
-            with engine.begin() as connection:
+            with engine.connect() as connection:
+                connection.exec_driver_sql(f"PRAGMA page_size = {_PAGE}")
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
                 schema.migrate(connection)
+                connection.exec_driver_sql("COMMIT")
             with contextlib.suppress(FileExistsError):
                 os.link(draft, file)
-        except (exc.DBAPIError, sqlite3.Error) as error:
+        except self.errors as error:
             raise self._explained(error) from error
         except OSError as error:
             raise LedgerUnavailable(f"{file}: {error.strerror}; {_NOTHING}") from error
@@ -199,29 +307,28 @@ class Store:
             for tail in ("", "-wal", "-shm"):
                 draft.with_name(draft.name + tail).unlink(missing_ok=True)
 
-    def _connect_to(self, url: URL, *, pooled: bool) -> Engine:
+    def _connect_to(self, url: URL) -> Engine:
         sqlite = url.get_backend_name() == "sqlite"
         arguments: dict[str, Any] = (
-            {"timeout": self._timeout} if sqlite else {"connect_timeout": int(self._timeout) or 1}
+            {"timeout": self._timeout, "check_same_thread": False}
+            if sqlite
+            else {"connect_timeout": int(self._timeout) or 1}
         )
+        style: Any = "qmark" if sqlite else "format"
         try:
-            engine = create_engine(url, poolclass=QueuePool if pooled else NullPool, connect_args=arguments)
+            # Transactions are begun and committed above, not by SQLAlchemy: to it, every statement stands alone.
+            engine = create_engine(
+                url, poolclass=NullPool, isolation_level="AUTOCOMMIT", paramstyle=style, connect_args=arguments
+            )
         except (ImportError, exc.NoSuchModuleError):
             raise MissingExtra(url.get_driver_name(), extra="postgres") from None
         event.listen(engine, "connect", _prepare_sqlite if sqlite else self._prepare_postgresql)
-        if sqlite:
-            event.listen(engine, "begin", _begin_sqlite)
         return engine
 
-    def _run(self, connection: Connection, statement: Any, values: dict[str, Any]) -> Any:
-        """Execute one of the statements of a charge; on SQLite by its compiled text, at a third of the cost."""
-        if self.dialect != "sqlite":
-            return connection.execute(statement, values)
-        if (known := self._compiled.get(statement)) is None:
-            compiled = statement.compile(dialect=self._engine.dialect)
-            known = self._compiled[statement] = (str(compiled), compiled.positiontup)
-        driver: Any = connection.connection.driver_connection
-        return driver.execute(known[0], [values[name] for name in known[1]])
+    def _compiled(self, statement: Any, names: list[str]) -> str:
+        compiled = statement.compile(dialect=self._engine.dialect)
+        assert compiled.positiontup == names, compiled.positiontup
+        return str(compiled)
 
     def _prepare_postgresql(self, connection: Any, _record: Any) -> None:
         with connection.cursor() as cursor:
@@ -229,7 +336,7 @@ class Store:
             cursor.execute(f"SET lock_timeout = {int(self._timeout * 1000)}")
         connection.commit()
 
-    def _explained(self, error: exc.DBAPIError | sqlite3.Error) -> Exception:
+    def _explained(self, error: Exception) -> Exception:
         said = " ".join(str(error.orig if isinstance(error, exc.DBAPIError) else error).split())
         for sign, (kind, reason) in _REASONS.items():
             if sign in said.lower():
@@ -288,13 +395,7 @@ def _must_be_whole(file: Path) -> None:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # transactions are begun below, not by the driver
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {2**22 // _PAGE}")  # as usual, 4 MB
     connection.execute("PRAGMA foreign_keys = ON")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    write = connection.get_execution_options().get("terrine_write", True)
-    driver: Any = connection.connection.driver_connection
-    driver.execute("BEGIN IMMEDIATE" if write else "BEGIN")

@@ -7,10 +7,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, get_type_hints
 
 from terrine.errors import InvalidArgument, LedgerDamaged
 from terrine.ledger.records import AccountRow, ChargeRow
@@ -24,16 +23,16 @@ _ENVELOPE = "terrine-ledger"
 def export(store: Store, file: IO[str], *, account: str | None = None) -> int:
     """Write every record, or those of one account; returns how many lines."""
     lines = 1
-    with store.transaction(write=False) as connection:
-        accounts = store.accounts(connection, account)
+    with store.transaction(write=False) as session:
+        accounts = store.accounts(session, account)
         if account is not None and not accounts:
             raise InvalidArgument(f"account {account!r}: not in this ledger")
         file.write(json.dumps({_ENVELOPE: VERSION}) + "\n")
         for row in accounts:
-            file.write(json.dumps({"account": dataclasses.asdict(row)}) + "\n")
+            file.write(json.dumps({"account": row._asdict()}) + "\n")
             lines += 1
-            for charge in store.rows(connection, row.account):
-                file.write(json.dumps({"charge": dataclasses.asdict(charge)}) + "\n")
+            for charge in store.rows(session, row.account):
+                file.write(json.dumps({"charge": charge._asdict()}) + "\n")
                 lines += 1
     return lines
 
@@ -46,13 +45,13 @@ def import_(store: Store, file: IO[str]) -> int:
         head = (last.sequence, last.hash) if last else (0, account.hash)
         if findings := verify_account(account, charges, head):
             raise LedgerDamaged(f"the export does not verify: {findings[0]}; nothing was imported")
-    with store.transaction() as connection:
+    with store.transaction() as session:
         for account, charges in accounts:
-            if store.accounts(connection, account.name):
+            if store.accounts(session, account.name):
                 raise InvalidArgument(f"account {account.name!r}: already in this ledger; nothing was imported")
-            store.declare(connection, account)
+            store.declare(session, account)
             for charge in charges:
-                store.append(connection, charge)
+                store.append(session, charge)
     return 1 + sum(1 + len(charges) for _, charges in accounts)
 
 
@@ -86,7 +85,7 @@ def _parsed(line: str, number: int) -> dict[str, Any]:
 
 
 def _row(kind: Any, fields: Any, number: int) -> Any:
-    wanted = {field.name: int if field.type == "int" else str for field in dataclasses.fields(kind)}
+    wanted = get_type_hints(kind)
     if not isinstance(fields, dict) or set(fields) != set(wanted):
         raise LedgerDamaged(f"line {number}: want the fields {', '.join(wanted)}; nothing was imported")
     for name, type_ in wanted.items():

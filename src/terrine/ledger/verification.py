@@ -16,7 +16,7 @@ from terrine.accounting.costs import Cost, price
 from terrine.errors import TerrineError
 from terrine.events import from_json
 from terrine.ledger.balance import Balance, summed
-from terrine.ledger.records import AccountRow, ChargeRow, digest, read_cost, read_terms, write_cost
+from terrine.ledger.records import AccountRow, ChargeRow, digest, read_cost, read_state, read_terms
 from terrine.ledger.store import Store
 
 _SAME = 1e-9
@@ -42,16 +42,16 @@ class Finding:
 def verify(store: Store) -> list[Finding]:
     """Everything wrong in the whole ledger."""
     found: list[Finding] = []
-    with store.transaction(write=False) as connection:
-        accounts = store.accounts(connection)
-        counted = store.counted(connection)
+    with store.transaction(write=False) as session:
+        accounts = store.accounts(session)
+        counted = store.counted(session)
         if counted != len(accounts):
             found.append(
                 Finding("*", 0, f"{len(accounts)} accounts are here, {counted} were opened: one was dropped or added")
             )
         for account in accounts:
-            head = store.head(connection, account.account)
-            found.extend(verify_account(account, store.rows(connection, account.account), head))
+            head = store.head(session, account.account)
+            found.extend(verify_account(account, store.rows(session, account.account), head))
     return found
 
 
@@ -61,7 +61,7 @@ def verify_account(account: AccountRow, rows: Iterable[ChargeRow], head: tuple[i
     if digest(account) != account.hash:
         found.append(Finding(account.name, 0, "the declaration was edited"))
     try:
-        balance: Balance | None = summed(read_terms(account.terms), tuple(json.loads(account.partitions)), ())
+        balance: Balance | None = summed(read_terms(account.terms), tuple(json.loads(account.partitions)), {})
     except (TerrineError, ValueError, TypeError) as error:
         found.append(Finding(account.name, 0, str(error)))
         balance = None
@@ -102,15 +102,14 @@ def _replayed(balance: Balance, row: ChargeRow) -> tuple[Balance, list[str]]:
         event = _event(row.event)
         accepted = balance.accept(event, row.partition)
         now, after = accepted or (price(event, balance.terms.orders), balance)
-        if write_cost(now) == row.cost:
-            cost, after = now, after if accepted else balance.plus(now, row.partition)
-        else:
-            cost = read_cost(row.cost)
+        cost, (own, common) = read_cost(row.cost), read_state(row.state)
+        if not accepted or cost != now:
             after = balance.plus(cost, row.partition)
     except TerrineError as error:
         return balance, [f"edited: {error}"]
     problems = []
-    if write_cost(after.own(row.partition)) != row.state:
+    wanted = after.state(row.partition)
+    if own != wanted[0] or common not in (None, wanted[1]):  # the first ledgers did not write `common`
         problems.append("edited: the running sum is not the last one plus this cost")
     if not _covers(cost, now):
         problems.append("mispriced: the event costs more than what was charged")

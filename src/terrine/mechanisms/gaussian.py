@@ -15,19 +15,15 @@ import enum
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, overload
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri_exp
 
 from terrine import check, events
 from terrine.accounting import gaussian
 from terrine.mechanisms import grid
+from terrine.mechanisms.additive import Additive
 from terrine.mechanisms.grid import Plan
 from terrine.mechanisms.lattice import Shape
-from terrine.mechanisms.release import Release, stamped
-from terrine.rng import SYSTEM, Source
 
 
 class Calibration(enum.Enum):
@@ -38,7 +34,7 @@ class Calibration(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gaussian:
+class Gaussian(Additive):
     """Gaussian noise for a number or an array of any shape.
 
     `sensitivity` is in l2: the most that one unit can move the whole array, as a Euclidean distance. `grid` is the
@@ -57,8 +53,6 @@ class Gaussian:
     grid: float | None = None
     neighbours: events.Neighbours | None = None
     unit: events.Unit | None = None
-    _number: ClassVar[Plan]  # the plan of a single number and the event, kept for speed
-    _event: ClassVar[events.Gaussian]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sensitivity", check.positive("sensitivity", self.sensitivity, "in l2"))
@@ -66,8 +60,7 @@ class Gaussian:
         object.__setattr__(self, "delta", check.open_unit("delta", self.delta))
         if self.grid is not None:
             grid.power_of_two("grid", self.grid)
-        object.__setattr__(self, "_number", self._plan(1, False))
-        object.__setattr__(self, "_event", self.event)
+        self._keep()
 
     @property
     def noise(self) -> float:
@@ -77,27 +70,6 @@ class Gaussian:
     @property
     def event(self) -> events.Gaussian:
         return events.Gaussian(noise=self.noise, neighbours=self.neighbours, unit=self.unit)
-
-    @property
-    def scale(self) -> float:
-        """The standard deviation of the noise on one number."""
-        return self._plan(1, False).scale
-
-    @overload
-    def release(self, value: float, *, rng: Source = SYSTEM) -> Release[float]: ...
-
-    @overload
-    def release(self, value: NDArray[Any] | list[Any], *, rng: Source = SYSTEM) -> Release[NDArray[np.float64]]: ...
-
-    def release(self, value: Any, *, rng: Source = SYSTEM) -> Release[Any]:
-        """`value` with noise, on the grid; the same shape, as floats.
-
-        Raises:
-            InvalidArgument: nan, infinity, nothing, or not numbers.
-        """
-        private = grid.checked("value", value)
-        plan = self._number if isinstance(private, int | float) else self._plan(*grid.size_of(private))
-        return Release(grid.release(plan, private, rng), stamped(self._event, rng))
 
     def error(self, *, confidence: float = 0.95, size: int = 1) -> float:
         """What no one of `size` entries is off by more than, with probability `confidence` (union bound)."""

@@ -1,13 +1,7 @@
 """PATE: teachers on disjoint parts of private data vote; noisy answers teach a public student."""
 
-from terrine.pate.aggregators import (
-    ABSTAINED,
-    Answers,
-    ConfidentGaussianMax,
-    GaussianMax,
-    InteractiveGaussianMax,
-    LaplaceMax,
-)
+from terrine.pate.aggregators import ConfidentGaussianMax, GaussianMax, InteractiveGaussianMax, LaplaceMax
+from terrine.pate.answering import ABSTAINED, Answers
 from terrine.pate.bill import Bill, Sealed, bill
 from terrine.pate.split import Membership, Partition, Subsampled, split
 from terrine.pate.stability import SparseVectorMax, StableMax, SubsampleAggregate

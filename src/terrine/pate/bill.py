@@ -29,16 +29,8 @@ from terrine.events import ApproximateDP, Event, Neighbours, Reproducible, is_re
 from terrine.events.codec import to_dict
 from terrine.mechanisms.lattice import Shape
 from terrine.mechanisms.lattice import noise as lattice_noise
-from terrine.pate.aggregators import (
-    SLACK,
-    Account,
-    Answers,
-    ConfidentGaussianMax,
-    GaussianMax,
-    InteractiveGaussianMax,
-    LaplaceMax,
-    require_disjoint,
-)
+from terrine.pate.aggregators import SLACK, ConfidentGaussianMax, GaussianMax, InteractiveGaussianMax, LaplaceMax
+from terrine.pate.answering import Account, Aggregator, Answers
 from terrine.pate.votes import Votes
 from terrine.rng import SYSTEM, Source
 
@@ -129,7 +121,7 @@ class Bill:
 def bill(
     votes: Votes,
     answers: Answers,
-    aggregator: Priced,
+    aggregator: Aggregator,
     *,
     delta: float,
     sanitise: bool = True,
@@ -142,16 +134,20 @@ def bill(
     """Price `answers`, given by `aggregator` on `votes`.
 
     With an `account`, the release of the sanitised number is charged first, with the sealed number in the ledger's
-    sealed field if the ledger has a key.
+    sealed field if the ledger has a key. Stability-based answers have no vote-dependent analysis: the plan's cost is
+    their bill.
 
     Raises:
         InvalidArgument: the teachers share data, or the answers are not of these votes.
     """
-    require_disjoint(votes)
+    aggregator.require(votes)
     delta = check.open_unit("delta", delta)
     if len(answers.labels) != len(votes):
         raise InvalidArgument(f"{len(answers.labels)} answers for {len(votes)} queries: want the votes they came from")
     certain = accounting.epsilon(answers.event, delta=delta)
+    if not isinstance(aggregator, Priced):
+        given = len(answers.answered)
+        return Bill(delta, answers.asked, given, answers.event, certain, None, failure, 2.0, Sealed(certain))
     asked, answered = np.arange(answers.asked), answers.answered
     if isinstance(aggregator, InteractiveGaussianMax):
         answered = asked  # which answers came from the teachers is theirs to know: all are priced

@@ -5,6 +5,8 @@ owner/                   partition, teachers, votes: private, never leaves the o
 labels.json              the answers, with their event and how they were given (public)
 bill.json                the printed bill; its sanitised number is released once and kept (public)
 student.*                the student, with a copy of the bill beside it (public)
+predictions.npy          the student's class probabilities on the public inputs, for another run's
+                         interactive aggregator (public)
 """
 
 from __future__ import annotations
@@ -24,25 +26,22 @@ from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.events import Budget
 from terrine.events.codec import from_dict, to_dict
-from terrine.pate.aggregators import (
-    Account,
-    Answers,
-    ConfidentGaussianMax,
-    GaussianMax,
-    LaplaceMax,
-)
-from terrine.pate.bill import Bill, bill
-from terrine.pate.split import Partition, split
-from terrine.pate.stability import SparseVectorMax, StableMax
+from terrine.pate.aggregators import ConfidentGaussianMax, GaussianMax, InteractiveGaussianMax, LaplaceMax
+from terrine.pate.answering import Account, Aggregator, Answers
+from terrine.pate.bill import bill
+from terrine.pate.split import Membership, Partition, Subsampled, split
+from terrine.pate.stability import SparseVectorMax, StableMax, SubsampleAggregate
 from terrine.pate.votes import Votes
 from terrine.rng import SYSTEM, Source
 
 Progress = Callable[[int, int], None]
-AGGREGATORS: dict[str, Any] = {
+AGGREGATORS: dict[str, type[Aggregator]] = {
     "laplace": LaplaceMax,
     "gaussian": GaussianMax,
     "confident": ConfidentGaussianMax,
+    "interactive": InteractiveGaussianMax,
     "stable": StableMax,
+    "subsample": SubsampleAggregate,
     "sparse": SparseVectorMax,
 }
 MODELS = ("network", "logistic", "forest", "boosting")
@@ -91,16 +90,32 @@ class Run:
         self.folder = Path(folder)
         self.owner = self.folder / "owner"
 
-    def split(self, data: Data, *, source: str, teachers: int, classes: int, seed: int) -> Partition:
-        """Deal the private data to teachers."""
+    def split(
+        self,
+        data: Data,
+        *,
+        source: str,
+        teachers: int,
+        classes: int,
+        seed: int = 0,
+        rate: float | None = None,
+        rng: Source = SYSTEM,
+    ) -> Partition | Membership:
+        """Deal the private data to teachers; with a `rate`, each teacher draws its own part in secret (M_samp)."""
         if (self.folder / "run.json").exists():
             raise InvalidArgument(f"{self.folder} already holds a run: want a new folder")
+        if rate is not None and data.groups is not None:
+            raise InvalidArgument("rate with groups: want either; subsampled teachers protect examples, not people")
         classes = check.whole("classes", classes, at_least=2)
-        deal = split(len(data.inputs), teachers, seed=seed, groups=data.groups)
+        deal: Partition | Membership
+        if rate is None:
+            deal = split(len(data.inputs), teachers, seed=seed, groups=data.groups)
+        else:
+            deal = Subsampled(rate, teachers).draw(len(data.inputs), rng=rng)
         self.owner.mkdir(parents=True, exist_ok=True)
         self.owner.chmod(0o700)
-        deal.save(self.owner / "partition.json")
-        self._write("run.json", {"data": source, "teachers": teachers, "classes": classes, "seed": seed})
+        deal.save(self.owner / ("partition.json" if rate is None else "subsets.npz"))
+        self._write("run.json", {"data": source, "teachers": teachers, "classes": classes, "seed": seed, "rate": rate})
         return deal
 
     def train(
@@ -115,11 +130,10 @@ class Run:
     ) -> Any:
         """Train the teachers, or take up where a run stopped."""
         record = self._read("run.json")
-        deal = Partition.load(self.owner / "partition.json")
-        if data.labels is None or len(data.inputs) != len(deal.assignment):
-            raise InvalidArgument(
-                f"{len(data.inputs)} examples: the split was made for {len(deal.assignment)}; use the same data"
-            )
+        deal = self.deal()
+        dealt = len(deal.assignment) if isinstance(deal, Partition) else deal.taken.shape[1]
+        if data.labels is None or len(data.inputs) != dealt:
+            raise InvalidArgument(f"{len(data.inputs)} examples: the split was made for {dealt}; use the same data")
         from terrine.pate import teachers
 
         folder, classes = self.owner / "teachers", int(record["classes"])
@@ -164,22 +178,26 @@ class Run:
         *,
         aggregator: str,
         fields: dict[str, float],
+        student: Path | None = None,
         queries: int | None = None,
         most: int | None = None,
         budget: Budget | None = None,
         account: Account | None = None,
         rng: Source = SYSTEM,
     ) -> Answers:
-        """Answer queries with noise. A run is labelled once: a second time would be a second cost."""
+        """Answer queries with noise. A run is labelled once: a second time would be a second cost.
+
+        `student` is a file of class probabilities for the public inputs, for the interactive aggregator.
+        """
         if (self.folder / "labels.json").exists():
             raise InvalidArgument(f"{self.folder} is labelled already: want a new run; each labelling costs")
         votes = self._votes(queries)
         rule = made(aggregator, fields, queries=len(votes))
-        options: dict[str, Any] = {"most": most} if most is not None else {}
-        answers: Answers = rule.answer(votes, rng=rng, account=account, budget=budget, **options)
+        predicted = None if student is None else _probabilities(student)[: len(votes)]
+        answers = rule.answer(votes, student=predicted, most=most, rng=rng, account=account, budget=budget)
         record = {
             "aggregator": aggregator,
-            "fields": dataclasses.asdict(rule),
+            "fields": {one.name: getattr(rule, one.name) for one in dataclasses.fields(kind_of(aggregator))},
             "labels": answers.labels.tolist(),
             "asked": answers.asked,
             "stopped": answers.stopped,
@@ -210,9 +228,10 @@ class Run:
         record = self._read("labels.json")
         answers = self.answers()
         rule = made(record["aggregator"], record["fields"], queries=len(answers.labels))
-        shown = self._priced(rule, answers, delta, sanitise, order, account, rng)
-        self._write("bill.json", shown)
-        return shown
+        votes = self._votes(len(answers.labels))
+        priced = bill(votes, answers, rule, delta=delta, sanitise=sanitise, order=order, account=account, rng=rng)
+        self._write("bill.json", priced.as_json())
+        return priced.as_json()
 
     def student(
         self, public: Data, *, model: str, method: str, steps: int, seed: int = 0, progress: Progress | None = None
@@ -240,14 +259,19 @@ class Run:
             found: Any = student.train(
                 build, torch.from_numpy(public.inputs), every, methods()[method], course, seed=seed, progress=progress
             )
-            path = self.folder / "student.safetensors"
+            path, predicted = (
+                self.folder / "student.safetensors",
+                student.probabilities(found, torch.from_numpy(public.inputs)),
+            )
         else:
             known = np.flatnonzero(every >= 0)
             if not known.size:
                 raise InvalidArgument("no query was answered: want labels; ask for more, or with less noise")
-            found = estimator(model).fit(public.inputs.reshape(len(every), -1)[known], every[known])
-            path = self.folder / "student.joblib"
+            flat = public.inputs.reshape(len(every), -1)
+            found = estimator(model).fit(flat[known], every[known])
+            path, predicted = self.folder / "student.skops", student.estimated(found, flat, classes)
         student.save(found, path, bill=self._read("bill.json"))
+        np.save(self.folder / "predictions.npy", predicted)
         return found, path
 
     def answers(self) -> Answers:
@@ -259,27 +283,16 @@ class Run:
         """The votes on disk: private."""
         return Votes.load(self.owner / "votes.npz")
 
+    def deal(self) -> Partition | Membership:
+        """Who teaches whom: private."""
+        drawn = self.owner / "subsets.npz"
+        return Membership.load(drawn) if drawn.exists() else Partition.load(self.owner / "partition.json")
+
     def _votes(self, queries: int | None) -> Votes:
         votes = self.votes()
-        if votes.deal["digest"] != Partition.load(self.owner / "partition.json").digest:
+        if votes.deal["digest"] != self.deal().digest:
             raise InvalidArgument("the votes were cast under another split: want the teachers of this one; vote again")
         return votes if queries is None else votes.take(np.arange(min(queries, len(votes))))
-
-    def _priced(
-        self, rule: Any, answers: Answers, delta: float, sanitise: bool, order: float | None, account: Any, rng: Source
-    ) -> dict[str, Any]:
-        if isinstance(rule, StableMax | SparseVectorMax):
-            from terrine import accounting
-            from terrine.pate.bill import Sealed
-
-            certain = accounting.epsilon(answers.event, delta=delta)
-            whole = Bill(
-                delta, answers.asked, len(answers.answered), answers.event, certain, None, 0.0, 2.0, Sealed(certain)
-            )
-            return whole.as_json()
-        votes = self._votes(len(answers.labels))
-        priced = bill(votes, answers, rule, delta=delta, sanitise=sanitise, order=order, account=account, rng=rng)
-        return priced.as_json()
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
@@ -296,24 +309,34 @@ class Run:
         part.replace(self.folder / name)
 
 
-def made(aggregator: str, fields: dict[str, Any], *, queries: int) -> Any:
+def kind_of(aggregator: str) -> Any:
+    """The class of the aggregator of that name.
+
+    Raises:
+        InvalidArgument: an unknown name.
+    """
+    if aggregator not in AGGREGATORS:
+        raise check.refuse("aggregator", aggregator, f"one of {', '.join(AGGREGATORS)}")
+    return AGGREGATORS[aggregator]
+
+
+def made(aggregator: str, fields: dict[str, Any], *, queries: int) -> Aggregator:
     """The aggregator of that name.
 
     Raises:
         InvalidArgument: an unknown name, or fields it does not have or lacks.
     """
-    kind = AGGREGATORS.get(aggregator)
-    if kind is None:
-        raise check.refuse("aggregator", aggregator, f"one of {', '.join(AGGREGATORS)}")
-    wanted = [one.name for one in dataclasses.fields(kind)]
+    kind = kind_of(aggregator)
+    wanted = {one.name: one.default is dataclasses.MISSING for one in dataclasses.fields(kind)}
     given = {name: value for name, value in fields.items() if value is not None}
     if kind is SparseVectorMax:
         given.setdefault("queries", queries)
-    if missing := [name for name in wanted if name not in given]:
+    if missing := [name for name, needed in wanted.items() if needed and name not in given]:
         raise InvalidArgument(f"{aggregator}: {', '.join(missing)} missing: want {', '.join(wanted)}")
     if strange := [name for name in given if name not in wanted]:
         raise InvalidArgument(f"{aggregator} has no {', '.join(strange)}: want {', '.join(wanted)}")
-    return kind(**given)
+    made_one: Aggregator = kind(**given)
+    return made_one
 
 
 def estimator(model: str) -> Any:
@@ -352,3 +375,13 @@ def methods() -> dict[str, Any]:
         "vat": student.VirtualAdversarial(),
         "gan": student.FeatureMatching(),
     }
+
+
+def _probabilities(path: Path) -> NDArray[np.float64]:
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{path}: want a .npy file of class probabilities, one row a query ({error})") from None
+    if not isinstance(found, np.ndarray):
+        raise InvalidArgument(f"{path} holds several arrays: want a .npy file of class probabilities")
+    return found.astype(np.float64)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,6 +192,11 @@ class Membership:
         """The examples of each teacher."""
         return [np.flatnonzero(row).astype(np.int64) for row in self.taken]
 
+    @property
+    def digest(self) -> str:
+        """A fingerprint that votes carry, so that they are billed under the deal they were cast under."""
+        return hashlib.sha256(np.packbits(self.taken).tobytes()).hexdigest()
+
     def record(self) -> dict[str, Any]:
         """What votes need to know of the deal."""
         return {
@@ -198,8 +204,29 @@ class Membership:
             "teachers": self.deal.teachers,
             "unit": Unit.EXAMPLE.value,
             "most_parts": self.deal.most_parts,
-            "digest": hashlib.sha256(np.packbits(self.taken).tobytes()).hexdigest(),
+            "digest": self.digest,
         }
+
+    def save(self, path: Path) -> None:
+        """Write the draw; it is secret and stays on the data owner's side."""
+        with open(path, "wb", opener=_owner_only) as file:
+            np.savez_compressed(file, taken=np.packbits(self.taken), shape=self.taken.shape, rate=self.deal.rate)
+
+    @classmethod
+    def load(cls, path: Path) -> Membership:
+        """Read what `save` wrote."""
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                teachers, examples = (int(size) for size in stored["shape"])
+                bits = np.unpackbits(stored["taken"], count=teachers * examples).astype(bool)
+                rate = float(stored["rate"])
+        except (OSError, KeyError, ValueError) as error:
+            raise InvalidArgument(f"{path}: not a draw of subsets ({error}); make it with terrine pate split") from None
+        return cls(bits.reshape(teachers, examples), Subsampled(rate, teachers))
+
+
+def _owner_only(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _enough(units: int, teachers: int, what: str) -> None:

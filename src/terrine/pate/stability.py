@@ -23,19 +23,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from terrine import accounting, check
 from terrine.accounting.calibrate import Search
-from terrine.errors import BudgetExceeded, InvalidArgument
-from terrine.events import ApproximateDP, Budget, Event, Neighbours, PureDP, Repeated, Reproducible, Unit
+from terrine.errors import InvalidArgument
+from terrine.events import ApproximateDP, Budget, Event, Neighbours, PureDP, Repeated, Unit
 from terrine.mechanisms.lattice import Shape
 from terrine.mechanisms.lattice import noise as lattice_noise
-from terrine.pate.aggregators import ABSTAINED, Account, Answers, _most, require_disjoint
+from terrine.pate.answering import ABSTAINED, Aggregator, Asked, Drawn, Integers
 from terrine.pate.votes import Votes
-from terrine.rng import SYSTEM, Source
-
-Integers = NDArray[np.int64]
 
 
 def distances(counts: Integers, *, reach: int = 1) -> Integers:
@@ -47,7 +43,7 @@ def distances(counts: Integers, *, reach: int = 1) -> Integers:
 
 
 @dataclass(frozen=True)
-class StableMax:
+class StableMax(Aggregator):
     """M_stab: the exact plurality where it is stable, else nothing.
 
     Guarantee: (epsilon, delta)-DP for each query.
@@ -71,22 +67,12 @@ class StableMax:
         del answers
         return Repeated(_stated(self.epsilon, self.delta, unit), times=queries)
 
-    def answer(
-        self,
-        votes: Votes,
-        *,
-        rng: Source = SYSTEM,
-        account: Account | None = None,
-        budget: Budget | None = None,
-        purpose: str = "pate: labels",
-    ) -> Answers:
-        """The plurality of each query that is stable, as many queries as fit `budget`."""
-        require_disjoint(votes)
-        return _stable_answers(self, votes, 1, rng, account, budget, purpose)
+    def _draw(self, asked: Asked) -> Drawn:
+        return _where_stable(self, asked)
 
 
 @dataclass(frozen=True)
-class SubsampleAggregate:
+class SubsampleAggregate(Aggregator):
     """M_samp: M_stab on teachers that each drew a random part of the data.
 
     Guarantee: (epsilon, delta)-DP for each query, given `Subsampled`'s check that nobody is in too many parts.
@@ -102,24 +88,17 @@ class SubsampleAggregate:
         """Every query costs, answered or not."""
         return StableMax(self.epsilon, self.delta).event(queries, answers, unit=unit)
 
-    def answer(
-        self,
-        votes: Votes,
-        *,
-        rng: Source = SYSTEM,
-        account: Account | None = None,
-        budget: Budget | None = None,
-        purpose: str = "pate: labels",
-    ) -> Answers:
-        """The plurality of each query that is stable."""
+    def require(self, votes: Votes) -> None:
+        """Refuse votes of which nobody counted how many teachers one person reaches."""
         if votes.deal["kind"] not in ("subsampled", "disjoint"):
             raise InvalidArgument(f"votes of {votes.deal['kind']} teachers: want Subsampled ones; draw them with it")
-        reach = max(1, int(votes.deal["most_parts"]))
-        return _stable_answers(StableMax(self.epsilon, self.delta), votes, reach, rng, account, budget, purpose)
+
+    def _draw(self, asked: Asked) -> Drawn:
+        return _where_stable(StableMax(self.epsilon, self.delta), asked)
 
 
 @dataclass(frozen=True)
-class SparseVectorMax:
+class SparseVectorMax(Aggregator):
     """M_svec: the exact plurality of stable queries for free; stops at the `unstable`-th query that is not.
 
     Guarantee: (epsilon, delta)-DP for up to `queries` queries together.
@@ -159,74 +138,32 @@ class SparseVectorMax:
             raise InvalidArgument(f"{queries} queries: this run was set up for {self.queries}; set it up for more")
         return _stated(self.epsilon, self.delta, unit)
 
-    def answer(
-        self,
-        votes: Votes,
-        *,
-        rng: Source = SYSTEM,
-        account: Account | None = None,
-        budget: Budget | None = None,
-        purpose: str = "pate: labels",
-    ) -> Answers:
-        """The plurality of each query until too many were unstable."""
-        require_disjoint(votes)
-        event = _marked(self.event(len(votes), unit=votes.unit), rng)
-        if budget is not None and accounting.delta(event, epsilon=budget.epsilon) > budget.delta:
-            raise BudgetExceeded(f"a run of ({self.epsilon}, {self.delta}) does not fit {budget}; nothing was asked")
-        if account is not None:
-            account.charge(event, purpose=purpose, by=type(self).__name__)
-        return self._run(votes, event, rng)
-
-    def _run(self, votes: Votes, event: Event, rng: Source) -> Answers:
+    def _draw(self, asked: Asked) -> Drawn:
+        counts, rng = asked.counts, asked.rng
         coarse, fine = (lattice_noise(Shape.LAPLACE, self.scale * factor) for factor in (1, 2))
-        noisy = distances(votes.counts) + fine.sample(len(votes), rng)
-        plurality = votes.counts.argmax(axis=1)
-        labels = np.full(len(votes), ABSTAINED, dtype=np.int64)
+        noisy = distances(counts) + fine.sample(len(counts), rng)
+        labels = np.full(len(counts), ABSTAINED, dtype=np.int64)
         bar, failures = self.threshold + coarse.draw(rng), 0
-        for query in range(len(votes)):
+        for query, plurality in enumerate(counts.argmax(axis=1).tolist()):
             if noisy[query] >= bar:
-                labels[query] = plurality[query]
+                labels[query] = plurality
                 continue
             failures += 1
             if failures == self.unstable:
-                return Answers(labels, event, query + 1, f"{failures} queries were unstable, as many as the run allows")
+                return Drawn(labels, query + 1, f"{failures} queries were unstable, as many as the run allows")
             bar = self.threshold + coarse.draw(rng)
-        return Answers(labels, event, len(votes))
+        return Drawn(labels, len(counts), asked.plan.reason)
 
 
 def _stated(epsilon: float, delta: float, unit: Unit) -> Event:
     return ApproximateDP(epsilon=epsilon, delta=delta, neighbours=Neighbours.REPLACE_ONE, unit=unit)
 
 
-def _marked(event: Event, rng: Source) -> Event:
-    return Reproducible(event) if rng.reproducible else event
-
-
-def _stable_answers(
-    rule: StableMax,
-    votes: Votes,
-    reach: int,
-    rng: Source,
-    account: Account | None,
-    budget: Budget | None,
-    purpose: str,
-) -> Answers:
-    asked, reason = len(votes), ""
-    if budget is not None:
-        asked = _most(
-            lambda number: accounting.delta(rule.event(number), epsilon=budget.epsilon) <= budget.delta, len(votes)
-        )
-        if not asked:
-            raise BudgetExceeded(f"{budget}: not even one query of ({rule.epsilon}, {rule.delta}) fits")
-        reason = "" if asked == len(votes) else f"the budget allows {asked} of {len(votes)} queries"
-    event = _marked(rule.event(asked, unit=votes.unit), rng)
-    if account is not None:
-        account.charge(event, purpose=purpose, by=type(rule).__name__)
-    counts = votes.counts[:asked]
-    noisy = distances(counts, reach=reach) + lattice_noise(Shape.LAPLACE, 1 / rule.epsilon).sample(asked, rng)
-    labels = np.full(len(votes), ABSTAINED, dtype=np.int64)
-    labels[:asked] = np.where(noisy >= rule.threshold, counts.argmax(axis=1), ABSTAINED)
-    return Answers(labels, event, asked, reason)
+def _where_stable(rule: StableMax, asked: Asked) -> Drawn:
+    reach, noise = max(1, int(asked.votes.deal["most_parts"])), lattice_noise(Shape.LAPLACE, 1 / rule.epsilon)
+    noisy = distances(asked.counts, reach=reach) + noise.sample(len(asked.counts), asked.rng)
+    labels = np.where(noisy >= rule.threshold, asked.counts.argmax(axis=1), ABSTAINED)
+    return Drawn(labels, asked.plan.queries, asked.plan.reason)
 
 
 @functools.lru_cache(maxsize=256)

@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from terrine import check
 from terrine.errors import InvalidArgument
+from terrine.pate.moves import shifted, warped
 
 Build = Callable[[], nn.Module]
 Progress = Callable[[int, int], None]
@@ -193,34 +194,6 @@ def train(
     for value in stack.parameters.values():
         value.requires_grad_(False)
     return stack
-
-
-def shifted(x: Tensor, most: int, generator: np.random.Generator) -> Tensor:
-    """Images (..., height, width) moved by up to `most` pixels each way, all alike, zeros moving in."""
-    if not most:
-        return x
-    down, right = (int(value) for value in generator.integers(-most, most + 1, size=2))
-    padded = functional.pad(x, (most, most, most, most))
-    height, width = x.shape[-2:]
-    return padded[..., most + down : most + down + height, most + right : most + right + width]
-
-
-def warped(x: Tensor, strength: float, generator: np.random.Generator) -> Tensor:
-    """Images (examples, channels, height, width), each under its own random affine map around its centre."""
-    if not strength:
-        return x
-    angle, shear_x, shear_y = (generator.uniform(-1, 1, (3, len(x))).T * strength * [0.26, 0.2, 0.2]).T
-    zoom_x, zoom_y = 1 + generator.uniform(-0.15, 0.15, (2, len(x))) * strength
-    cosine, sine = np.cos(angle), np.sin(angle)
-    rows = [[zoom_x * cosine, shear_x - sine, 0 * angle], [shear_y + sine, zoom_y * cosine, 0 * angle]]
-    maps = torch.from_numpy(np.array(rows).transpose(2, 0, 1)).to(x.dtype)
-    moved = [
-        functional.grid_sample(
-            part, functional.affine_grid(theta, list(part.shape), align_corners=False), align_corners=False
-        )
-        for part, theta in zip(torch.split(x, 1024), torch.split(maps, 1024), strict=True)
-    ]
-    return torch.cat(moved)
 
 
 def _compact(inputs: Tensor, targets: Tensor, parts: Sequence[Indices]) -> tuple[Tensor, Tensor, list[Indices]]:

@@ -2,11 +2,7 @@
 
 Whatever a student does with answers is post-processing: training longer, choosing what to ask next by its own doubts,
 or learning from inputs nobody labelled costs nothing. `labels` holds a class for each input, or -1 (`ABSTAINED`).
-
-    Supervised          cross-entropy on the labelled inputs
-    Consistency         [SBL20] confident predictions on lightly moved inputs teach heavily moved ones
-    VirtualAdversarial  [MMK18] predictions must not change in the direction that changes them most
-    FeatureMatching     [SGZ16] PATE-G: a generator's images join as one more class; the generator matches mean features
+The ways to learn are in `methods`.
 """
 
 from __future__ import annotations
@@ -14,10 +10,10 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,138 +23,30 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from terrine import check
-from terrine.errors import InvalidArgument
-from terrine.pate.stacked import shifted, warped
+from terrine.errors import InvalidArgument, MissingExtra
+from terrine.pate.methods import Consistency, FeatureMatching, Game, Method, Step, Supervised, VirtualAdversarial
+
+__all__ = [
+    "Consistency",
+    "Course",
+    "FeatureMatching",
+    "Supervised",
+    "VirtualAdversarial",
+    "accuracy",
+    "agreed",
+    "compared",
+    "doubtful",
+    "estimated",
+    "load",
+    "load_estimator",
+    "probabilities",
+    "save",
+    "spread",
+    "train",
+]
 
 Build = Callable[[], nn.Module]
 Progress = Callable[[int, int], None]
-
-
-class Method(Protocol):
-    """How one step learns."""
-
-    def loss(self, step: Step) -> Tensor:
-        """What the step makes smaller."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a method sees in one step."""
-
-    model: nn.Module
-    labelled: Tensor
-    labels: Tensor
-    unlabelled: Tensor
-    generator: np.random.Generator
-    images: bool
-    done: float
-    """The share of the training that is behind."""
-
-
-@dataclass(frozen=True)
-class Supervised:
-    """Cross-entropy on the labelled inputs, images lightly warped."""
-
-    warp: float = 1.0
-    shift: int = 2
-
-    def loss(self, step: Step) -> Tensor:
-        x = _moved(step.labelled, self.warp, self.shift, step)
-        return functional.cross_entropy(step.model(x), step.labels, label_smoothing=0.05)
-
-
-@dataclass(frozen=True)
-class Consistency:
-    """What the model is sure of on an input, it should also say when the input is moved a lot.
-
-    Answers are noisy: once `trust` of the training is over, an answer that the model is sure is wrong is left out.
-    """
-
-    weight: float = 1.0
-    sure: float = 0.9
-    warp: float = 1.6
-    shift: int = 3
-    trust: float = 0.3
-
-    def loss(self, step: Step) -> Tensor:
-        labelled = _moved(step.labelled, 0.7, 2, step)
-        weak, strong = _moved(step.unlabelled, 0.3, 1, step), _moved(step.unlabelled, self.warp, self.shift, step)
-        with torch.no_grad():
-            chance, guess = functional.softmax(step.model(weak), dim=1).max(dim=1)
-        logits = step.model(torch.cat([labelled, strong]))
-        known, other = logits[: len(labelled)], logits[len(labelled) :]
-        taught = functional.cross_entropy(other, guess, reduction="none") * (chance >= self.sure)
-        supervised = functional.cross_entropy(known, step.labels, reduction="none")
-        if step.done > self.trust:
-            chance, guess = functional.softmax(known.detach(), dim=1).max(dim=1)
-            supervised = supervised * ((guess == step.labels) | (chance < self.sure))
-        return supervised.mean() + self.weight * min(1.0, 5 * step.done) * taught.mean()
-
-
-@dataclass(frozen=True)
-class VirtualAdversarial:
-    """The prediction must survive a push of length `push` in the worst direction, found by one power iteration."""
-
-    push: float = 2.0
-    probe: float = 1e-3
-    weight: float = 1.0
-
-    def loss(self, step: Step) -> Tensor:
-        model, x = step.model, step.unlabelled
-        with torch.no_grad():
-            target = functional.softmax(model(x), dim=1)
-        direction = torch.from_numpy(step.generator.standard_normal(tuple(x.shape)).astype(np.float32)).to(x.dtype)
-        direction = (self.probe * _unit(direction)).requires_grad_(True)
-        change = functional.kl_div(functional.log_softmax(model(x + direction), dim=1), target, reduction="batchmean")
-        (slope,) = torch.autograd.grad(change, direction)
-        pushed = functional.log_softmax(model(x + self.push * _unit(slope)), dim=1)
-        known = functional.cross_entropy(model(step.labelled), step.labels)
-        entropy = -(functional.softmax(model(x), dim=1) * functional.log_softmax(model(x), dim=1)).sum(dim=1).mean()
-        return known + self.weight * (functional.kl_div(pushed, target, reduction="batchmean") + 0.1 * entropy)
-
-
-@dataclass(frozen=True)
-class FeatureMatching:
-    """PATE-G: the classifier tells generated images from real ones; the generator matches its mean features.
-
-    With logits l over the classes and Z = sum of e^l, an image is real with probability Z / (Z + 1).
-    """
-
-    noise: int = 50
-    width: int = 256
-    rate: float = 3e-4
-
-    def loss(self, step: Step) -> Tensor:
-        """Unused: a game has two losses; `train` plays it."""
-        raise NotImplementedError
-
-    def generator(self, shape: tuple[int, ...]) -> nn.Module:
-        """From noise to inputs between 0 and 1."""
-        return nn.Sequential(
-            nn.Linear(self.noise, self.width),
-            nn.BatchNorm1d(self.width),
-            nn.Softplus(),
-            nn.Linear(self.width, self.width),
-            nn.BatchNorm1d(self.width),
-            nn.Softplus(),
-            nn.Linear(self.width, math.prod(shape)),
-            nn.Sigmoid(),
-            nn.Unflatten(1, shape),
-        )
-
-    def classify(self, step: Step, made: Tensor) -> Tensor:
-        """The classifier's loss: right classes, real inputs real, made ones not."""
-        known = step.model(_moved(step.labelled, 0.7, 2, step))
-        real, false = (torch.logsumexp(step.model(x), dim=1) for x in (step.unlabelled, made))
-        doubt = -0.5 * (real - functional.softplus(real)).mean() + 0.5 * functional.softplus(false).mean()
-        return functional.cross_entropy(known, step.labels) + doubt
-
-    def match(self, step: Step, made: Tensor) -> Tensor:
-        """The generator's loss: mean features of made inputs as of real ones."""
-        inner = step.model[:-1] if isinstance(step.model, nn.Sequential) else step.model
-        gap = inner(step.unlabelled).mean(dim=0).detach() - inner(made).mean(dim=0)
-        matched: Tensor = gap.square().mean()
-        return matched
 
 
 @dataclass(frozen=True)
@@ -166,11 +54,11 @@ class Course:
     """How long and how fast a student learns."""
 
     steps: int = 1500
-    labelled: int = 64
-    unlabelled: int = 128
-    rate: float = 2e-3
+    labelled: int = 48
+    unlabelled: int = 96
+    rate: float = 3e-3
     weight_decay: float = 1e-4
-    average: float = 0.995
+    average: float = 0.99
     """The student that is kept is a running mean of its weights."""
 
 
@@ -178,7 +66,7 @@ def train(
     build: Build,
     inputs: Tensor,
     labels: ArrayLike,
-    method: Supervised | Consistency | VirtualAdversarial | FeatureMatching,
+    method: Method | FeatureMatching,
     course: Course | None = None,
     *,
     seed: int = 0,
@@ -194,20 +82,22 @@ def train(
     chosen = np.flatnonzero(known >= 0)
     if len(known) != len(inputs) or not chosen.size:
         raise InvalidArgument(f"{chosen.size} of {len(inputs)} inputs have a label: want at least one; ask for more")
+    targets = torch.from_numpy(known)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build()
-        game = _Game(method, tuple(inputs.shape[1:]), plan) if isinstance(method, FeatureMatching) else None
+        if inputs.dim() == 4:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        game = Game(method, tuple(inputs.shape[1:]), plan.unlabelled) if isinstance(method, FeatureMatching) else None
         generator = np.random.default_rng([seed, 3])
         mean = copy.deepcopy(model)
         optimiser = torch.optim.AdamW(model.parameters(), lr=plan.rate, weight_decay=plan.weight_decay)
-        targets = torch.from_numpy(known)
         for number in range(plan.steps):
             done = number / plan.steps
             optimiser.param_groups[0]["lr"] = plan.rate * math.cos(7 / 16 * math.pi * done)
             some = torch.from_numpy(generator.choice(chosen, plan.labelled))
             rest = torch.from_numpy(generator.choice(len(inputs), plan.unlabelled))
-            step = Step(model, inputs[some], targets[some], inputs[rest], generator, inputs.dim() == 4, done)
+            step = Step(model, mean, inputs[some], targets[some], inputs[rest], generator, inputs.dim() == 4, done)
             optimiser.zero_grad(set_to_none=True)
             loss = method.loss(step) if game is None else game.play(step)
             loss.backward()
@@ -218,6 +108,42 @@ def train(
     return mean.eval()
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """How far two students of disjoint halves of the answers agree."""
+
+    with_each_other: float
+    """On all public inputs."""
+    with_answers: float
+    """Of each with the half of the answers that it has not seen."""
+
+
+def compared(
+    build: Build,
+    inputs: Tensor,
+    labels: ArrayLike,
+    method: Method | FeatureMatching,
+    course: Course | None = None,
+    *,
+    seed: int = 0,
+) -> Agreement:
+    """A score for choosing a method and its settings from nothing but public inputs and answers. Free.
+
+    Two students learn from a half of the answers each. What they disagree on, one of them has wrong.
+    """
+    known = np.asarray(labels, dtype=np.int64)
+    order = np.random.default_rng([seed, 4]).permutation(np.flatnonzero(known >= 0))
+    halves = order[::2], order[1::2]
+    told = []
+    for number, half in enumerate(halves):
+        some = np.full(len(known), -1, dtype=np.int64)
+        some[half] = known[half]
+        model = train(build, inputs, some, method, course, seed=2 * seed + number)
+        told.append(probabilities(model, inputs).argmax(axis=1))
+    unseen = [told[1 - number][half] == known[half] for number, half in enumerate(halves)]
+    return Agreement(float((told[0] == told[1]).mean()), float(np.concatenate(unseen).mean()))
+
+
 @torch.no_grad()
 def probabilities(model: nn.Module, inputs: Tensor, chunk: int = 512) -> NDArray[np.float64]:
     """The model's class probabilities (inputs, classes)."""
@@ -226,9 +152,26 @@ def probabilities(model: nn.Module, inputs: Tensor, chunk: int = 512) -> NDArray
     return torch.cat(found).numpy()
 
 
+def estimated(model: Any, inputs: ArrayLike, classes: int) -> NDArray[np.float64]:
+    """An estimator's class probabilities (inputs, classes); 0 for a class it has never seen."""
+    table = np.asarray(inputs)
+    found = np.zeros((len(table), classes))
+    found[:, np.asarray(model.classes_, dtype=np.int64)] = model.predict_proba(table)
+    return found
+
+
 def accuracy(model: nn.Module, inputs: Tensor, labels: ArrayLike) -> float:
     """The share of inputs that the model labels right."""
     return float((probabilities(model, inputs).argmax(axis=1) == np.asarray(labels)).mean())
+
+
+def agreed(models: Sequence[nn.Module], inputs: Tensor, *, sure: float = 0.8) -> NDArray[np.int64]:
+    """Labels for public inputs by the mean probability of several students, where it is above `sure`; -1 elsewhere.
+
+    Answers for another student, at no cost: it learns from all of the pool what they learned from a few labels.
+    """
+    mean = np.mean([probabilities(model, inputs) for model in models], axis=0)
+    return np.where(mean.max(axis=1) > check.half_open_unit("sure", sure), mean.argmax(axis=1), -1).astype(np.int64)
 
 
 def doubtful(predicted: NDArray[np.float64], number: int, *, asked: ArrayLike = ()) -> NDArray[np.int64]:
@@ -255,14 +198,12 @@ def spread(inputs: ArrayLike, number: int, *, seed: int = 0) -> NDArray[np.int64
 
 
 def save(model: Any, path: Path, *, bill: dict[str, Any]) -> None:
-    """Write the student (safetensors for networks, joblib for estimators) with its bill beside it as JSON."""
+    """Write the student (safetensors for networks, skops for estimators) with its bill beside it as JSON."""
     target = Path(path)
     if isinstance(model, nn.Module):
         save_file({name: value.detach().contiguous() for name, value in model.state_dict().items()}, str(target))
     else:
-        import joblib
-
-        joblib.dump(model, target)
+        _skops().dump(model, target)
     target.with_suffix(".bill.json").write_text(json.dumps(bill, indent=2) + "\n")
 
 
@@ -273,39 +214,27 @@ def load(build: Build, path: Path) -> nn.Module:
     return model.eval()
 
 
-class _Game:
-    """The generator and its optimiser, beside the classifier's."""
+def load_estimator(path: Path) -> Any:
+    """An estimator that `save` wrote. The file cannot run code: it may name scikit-learn's own types only.
 
-    def __init__(self, method: FeatureMatching, shape: tuple[int, ...], course: Course) -> None:
-        self.method, self.count = method, course.unlabelled
-        self.maker = method.generator(shape)
-        self.optimiser = torch.optim.Adam(self.maker.parameters(), lr=method.rate * 3, betas=(0.5, 0.999))
-
-    def play(self, step: Step) -> Tensor:
-        """One move of the generator; the loss for the classifier's move."""
-        self.optimiser.zero_grad(set_to_none=True)
-        self.method.match(step, self._made(step)).backward()
-        self.optimiser.step()
-        step.model.zero_grad(set_to_none=True)
-        return self.method.classify(step, self._made(step).detach())
-
-    def _made(self, step: Step) -> Tensor:
-        noise = step.generator.random((self.count, self.method.noise), dtype=np.float32)
-        made: Tensor = self.maker(torch.from_numpy(noise))
-        return made
+    Raises:
+        InvalidArgument: it names another type.
+    """
+    skops = _skops()
+    named = skops.get_untrusted_types(file=path)
+    if strange := [name for name in named if not name.startswith("sklearn.")]:
+        raise InvalidArgument(
+            f"{path} holds {', '.join(strange)}: want scikit-learn's types; save such a model yourself"
+        )
+    return skops.load(path, trusted=named)
 
 
-def _moved(x: Tensor, warp: float, shift: int, step: Step) -> Tensor:
-    if not step.images:
-        return x
-    most = min(shift, x.shape[-1] // 9)  # a shift of two pixels is much in a small image
-    return shifted(warped(x, warp, step.generator), most, step.generator)
-
-
-def _unit(direction: Tensor) -> Tensor:
-    length = direction.flatten(1).norm(dim=1).clamp_min(1e-12)
-    unit: Tensor = direction / length.view(-1, *[1] * (direction.dim() - 1))
-    return unit
+def _skops() -> Any:
+    try:
+        import skops.io
+    except ImportError:
+        raise MissingExtra("skops", extra="pate") from None
+    return skops.io
 
 
 @torch.no_grad()

@@ -205,9 +205,13 @@ def _pool(backend: str | None) -> Iterator[None]:
         register_ray()
     elif backend == "dask":
         try:
-            import distributed  # noqa: F401
+            from distributed import get_client
         except ImportError:
             raise MissingExtra("distributed", extra="cluster") from None
+        try:
+            get_client()
+        except ValueError:
+            raise InvalidArgument("backend='dask' without a cluster: want distributed.Client(address) first") from None
     else:
         raise check.refuse("backend", backend, "'ray', 'dask' or None")
     with joblib.parallel_backend(backend):

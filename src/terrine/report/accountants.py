@@ -7,7 +7,7 @@ from collections.abc import Callable
 from terrine import accounting
 from terrine.accounting import composition, moments, renyi
 from terrine.errors import TerrineError
-from terrine.events import Composed, Event, Repeated, Reproducible
+from terrine.events import Composed, Event, OneOf, RandomStopping, Repeated, Reproducible
 
 _METHODS: dict[str, Callable[[Event, float], float]] = {
     "tight": lambda event, delta: accounting.epsilon(event, delta=delta),
@@ -27,6 +27,10 @@ def so_far(event: Event, share: float) -> Event:
             return Composed(so_far(part, share) for part in parts)
         case Reproducible(event=inner):
             return Reproducible(so_far(inner, share))
+        case OneOf(parts=parts):
+            return OneOf(so_far(part, share) for part in parts)
+        case RandomStopping(event=inner, count=count):
+            return RandomStopping(so_far(inner, share), count)
         case _:
             return event
 

@@ -7,6 +7,7 @@ the rows left out, released with noise and paid for by a twentieth of epsilon, a
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.private import Account
 
-_SILENT = -100
+SILENT = -100
+"""The label of a row that adds nothing to any sum."""
 _SHARE_FOR_ACCURACY = 0.05
 
 
@@ -57,18 +59,20 @@ def learn(
         architecture.name, noise=plan.noise, lot=plan.lot, clip=usual.clip
     )
     labels = torch.from_numpy(material.labels.copy())
-    labels[torch.from_numpy(tossed.out)] = _SILENT
-    module = _built(architecture, settings)
-    _trainer(folder, module, plan, rate, usual, account, quiet).fit((features, labels), purpose="terrine train")
-    scores = _scores(module, features[torch.from_numpy(tossed.rows)], material.labels[tossed.rows])
+    labels[torch.from_numpy(tossed.out)] = SILENT
+    module = built(architecture, settings)
+    trainer(folder.owner / "checkpoint.pt", module, plan, rate, usual, account, quiet).fit(
+        (features, labels), purpose="terrine train"
+    )
+    found = scores(module, features[torch.from_numpy(tossed.rows)], material.labels[tossed.rows])
     return Learned(
         module,
         plan.event,
         plan.epsilon,
         plan.delta,
-        scores if len(tossed.rows) else None,
+        found if len(tossed.rows) else None,
         tossed.heads if len(tossed.rows) else None,
-        facts=_facts(plan, rate, usual),
+        facts=facts(plan, rate, usual),
         accuracy=None
         if measured is None
         else _accuracy(folder, settings, measured, module, material, features, tossed),
@@ -87,15 +91,16 @@ def _plan(settings: Settings, usual: recipes.Recipe, count: int, before: tuple[E
     )
 
 
-def _built(architecture: Architecture, settings: Settings) -> nn.Module:
+def built(architecture: Architecture, settings: Settings) -> nn.Module:
+    """The module before training."""
     with torch.random.fork_rng(devices=[], enabled=settings.test_seed is not None):
         if settings.test_seed is not None:
             torch.manual_seed(settings.test_seed)
         return architecture.build()
 
 
-def _trainer(
-    folder: Folder,
+def trainer(
+    checkpoint: Path,
     module: nn.Module,
     plan: sgd.Plan,
     rate: float,
@@ -103,19 +108,21 @@ def _trainer(
     account: Account | None,
     quiet: bool,
 ) -> sgd.Trainer:
+    """What trains `module` as planned, and goes on from `checkpoint`."""
     return sgd.Trainer(
         module,
         torch.optim.SGD(module.parameters(), lr=rate, momentum=usual.momentum),
-        nn.CrossEntropyLoss(reduction="none", ignore_index=_SILENT),
+        nn.CrossEntropyLoss(reduction="none", ignore_index=SILENT),
         plan,
         account=account,
         average=Average(usual.average),
-        checkpoint=Checkpoint(folder.owner / "checkpoint.pt", every=max(1, plan.steps // 10)),
+        checkpoint=Checkpoint(checkpoint, every=max(1, plan.steps // 10)),
         progress=False if quiet else None,
     )
 
 
-def _scores(module: nn.Module, features: Tensor, labels: Any) -> Any:
+def scores(module: nn.Module, features: Tensor, labels: Any) -> Any:
+    """How sure the module is of each row's label: what the audit attacks."""
     with torch.no_grad():
         return attacks.confidence(module(features).double().numpy(), labels) if len(labels) else np.zeros(0)
 
@@ -151,7 +158,8 @@ def _accuracy(
     return record
 
 
-def _facts(plan: sgd.Plan, rate: float, usual: recipes.Recipe) -> dict[str, Any]:
+def facts(plan: sgd.Plan, rate: float, usual: recipes.Recipe) -> dict[str, Any]:
+    """Public facts about the training, for the record."""
     return {
         "sampler": "Poisson: every example falls into each lot independently",
         "noise": plan.noise,

@@ -22,6 +22,7 @@ from terrine.runs.settings import Settings
 
 MODEL, WEIGHTS, PRIVACY, RESULTS = "model.json", "model.safetensors", "privacy.json", "results.json"
 REPORT, CARD, ASKED = "report.html", "model_card.md", "run.json"
+_BEGUN = {"owner", f".{ASKED}.part"}  # all that is left of a run that ended before it could write what was asked for
 
 
 class Folder:
@@ -47,10 +48,15 @@ class Folder:
                     f"{self.path} holds another run ({name}={kept.get(name)!r} there, {getattr(settings, name)!r} "
                     "asked for): want a new folder, or the same command to go on"
                 )
-        elif self.path.is_dir() and any(self.path.iterdir()):
+        elif self.path.is_dir() and {path.name for path in self.path.iterdir()} - _BEGUN:
             raise InvalidArgument(f"{self.path} holds files that are not of a run: want a new or empty folder")
-        self.owner.mkdir(parents=True, exist_ok=True)
-        self.owner.chmod(0o700)
+        try:
+            self.owner.mkdir(parents=True, exist_ok=True)
+            self.owner.chmod(0o700)
+        except OSError as error:
+            raise InvalidArgument(
+                f"{self.path}: the folder could not be made ({error.strerror}); want a place that may be written"
+            ) from error
         if not (self.path / ASKED).exists():
             self.write(ASKED, settings.as_dict())
 

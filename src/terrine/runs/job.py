@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from terrine import __version__, accounting, check
 from terrine.audit import folder as audit_files
+from terrine.errors import InvalidArgument
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
-from terrine.runs import baseline, by_pate, by_sgd, trained
+from terrine.runs import baseline, by_pate, by_sgd, trained, tuning
 from terrine.runs.folder import PRIVACY, RESULTS, Folder
 from terrine.runs.learned import Learned
 from terrine.runs.material import Integers, Material, gather
@@ -25,6 +26,7 @@ from terrine.runs.models import Architecture
 from terrine.runs.settings import Settings
 
 Progress = Callable[[str], Any]
+_BOUNDS = "owner/bounds.json"
 
 
 @contextlib.contextmanager
@@ -51,23 +53,43 @@ def train(
         BudgetExceeded: the account has not enough left; nothing was trained.
     """
     folder = Folder(out)
-    kept = folder.path / "owner" / "bounds.json"
-    material = gather(settings, folder.read("owner/bounds.json") if kept.exists() else None)
+    material = gather(settings, folder.read(_BOUNDS) if folder.has(_BOUNDS) else None)
     check_material(material)
     architecture = Architecture(settings.model or _usual_model(material), material.shape, len(material.classes))
     folder.begin(settings)
-    if material.found is not None and not kept.exists():
-        folder.write("owner/bounds.json", dict(material.found))
+    try:
+        _train(folder, settings, material, architecture, account, progress, quiet)
+    except OSError as error:
+        reason = error.strerror or error
+        raise InvalidArgument(
+            f"{folder.path}: could not be written ({reason}); make room and give the same command to go on"
+        ) from error
+    return folder
+
+
+def _train(
+    folder: Folder,
+    settings: Settings,
+    material: Material,
+    architecture: Architecture,
+    account: Any,
+    progress: Progress,
+    quiet: bool,
+) -> None:
+    if material.found is not None and not folder.has(_BOUNDS):
+        folder.write(_BOUNDS, dict(material.found))
     if folder.done:
-        return folder
+        tuning.forget(folder)
+        return
     with progress("features") as shown:
         features = architecture.features(material.inputs, shown)
     if settings.method == "pate":
         learned = by_pate.learn(folder, settings, material, architecture, features, account, progress=progress)
     else:
-        learned = by_sgd.learn(folder, settings, material, architecture, features, account, quiet=quiet)
+        way = by_sgd.learn if settings.tune is None else tuning.learn
+        learned = way(folder, settings, material, architecture, features, account, quiet=quiet)
     _keep(folder, settings, material, architecture, learned, features)
-    return folder
+    tuning.forget(folder)
 
 
 def check_material(material: Material) -> None:

@@ -29,6 +29,7 @@ _KEYS = {
     "noise": "noise multiplier",
     "clip": "clipping bound",
     "learning_rate": "learning rate",
+    "tuning": "tuning",
     "teachers": "teachers",
     "queries": "labels bought",
     "public_inputs": "public inputs of the student",

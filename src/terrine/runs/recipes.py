@@ -7,8 +7,11 @@ is the shorter the steps must be. So lots are a large share of the data, and the
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from terrine import accounting
 from terrine.events import Budget, Gaussian
@@ -46,6 +49,33 @@ def learning_rate(model: str, *, noise: float, lot: int, clip: float) -> float:
     longest = {"linear": 8.0, "scatter-linear": 20.0}.get(model, 2.0)
     shortest = 0.3
     return min(max(0.02 / spread, shortest), longest) / clip if "linear" in model else min(0.004 / spread, longest)
+
+
+class Candidate(NamedTuple):
+    """Settings to try."""
+
+    learning_rate: float
+    clip: float
+    lot: int
+
+
+def lots(settings: Settings, usual: Recipe) -> list[int]:
+    """The lots that tuning draws from: the usual one and a quarter of it, unless given."""
+    return [usual.lot] if settings.lot is not None or usual.lot < 64 else [usual.lot, usual.lot // 4]
+
+
+def candidates(settings: Settings, model: str, usual: Recipe, *, noises: Mapping[int, float]) -> list[Candidate]:
+    """The public grid that tuning draws from: around the usual learning rate and clipping bound, unless given.
+
+    `noises` holds the noise that goes with each lot.
+    """
+    clips = [usual.clip * factor for factor in (0.25, 0.5, 1.0, 2.0)] if settings.clip is None else [usual.clip]
+    factors = (0.25, 0.5, 1.0, 2.0, 4.0) if settings.learning_rate is None else (1.0,)
+    found = []
+    for (lot, noise), clip in itertools.product(noises.items(), clips):
+        middle = settings.learning_rate or learning_rate(model, noise=noise, lot=lot, clip=clip)
+        found += [Candidate(middle * factor, clip, lot) for factor in factors]
+    return found
 
 
 def delta(settings: Settings, examples: int) -> float:

@@ -38,6 +38,8 @@ class Settings:
     epochs: float | None = None
     clip: float | None = None
     learning_rate: float | None = None
+    tune: int | None = None
+    """Tune learning rate and clipping bound: the best of a secret number of runs, so many expected."""
     teachers: int | None = None
     queries: int | None = None
     private_bounds: bool = False
@@ -64,15 +66,19 @@ class Settings:
         self._check_optional()
 
     def _check_optional(self) -> None:
-        for name, at_least in (("lot", 1), ("teachers", 2), ("queries", 1), ("audit", 0)):
+        for name, at_least in (("lot", 1), ("tune", 2), ("teachers", 2), ("queries", 1), ("audit", 0)):
             if getattr(self, name) is not None:
                 check.whole(name, getattr(self, name), at_least=at_least)
         for name in ("epochs", "clip", "learning_rate"):
             if getattr(self, name) is not None:
                 check.positive(name, getattr(self, name))
-        of_other = ("lot", "epochs", "clip", "learning_rate") if self.method == "pate" else ("teachers", "queries")
+        of_other = (
+            ("lot", "epochs", "clip", "learning_rate", "tune") if self.method == "pate" else ("teachers", "queries")
+        )
         if given := [name for name in of_other if getattr(self, name) is not None]:
             raise InvalidArgument(f"{given[0]}={getattr(self, given[0])}: not for --method {self.method}")
+        if self.tune is not None and self.clip is not None and self.learning_rate is not None:
+            raise InvalidArgument("--tune with --clip and --learning-rate: nothing is left to tune; want one of them")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""

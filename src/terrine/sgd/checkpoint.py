@@ -204,7 +204,9 @@ def _write(path: Path, content: bytes) -> None:
         os.replace(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise OutOfOrder(f"{path}: the checkpoint could not be written ({error.strerror})") from error
+        raise OutOfOrder(
+            f"{path}: the checkpoint could not be written ({error.strerror}); make room and go on"
+        ) from error
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

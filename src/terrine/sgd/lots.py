@@ -123,6 +123,18 @@ def cut(indices: Indices, size: int | None, share: tuple[int, int]) -> list[tupl
     return [(part, Piece(len(part), place == len(parts) - 1)) for place, part in enumerate(parts)]
 
 
+def cut_to_fit(indices: Indices, share: tuple[int, int], fitting: Callable[[], int]) -> Iterator[tuple[Indices, Piece]]:
+    """The same in pieces as large as `fitting()` says after a first small one, which it measures in every lot."""
+    own = indices[share[0] :: share[1]]
+    first, rest = own[:FIRST], own[FIRST:]
+    yield first, Piece(len(first), not len(rest))
+    if len(rest):
+        yield from cut(rest, fitting(), (0, 1))
+
+
+FIRST = 4  # examples of the piece that is measured
+
+
 def _digest(digest: hmac.HMAC, value: Any) -> None:
     if isinstance(value, Tensor):
         digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
@@ -163,4 +175,4 @@ def _check_map_style(dataset: Any) -> None:
 
 _NOTHING = torch.empty(0, dtype=torch.int64).numpy()
 
-__all__ = ["Collate", "Dataset", "Piece", "Source", "cut", "empty_like"]
+__all__ = ["FIRST", "Collate", "Dataset", "Piece", "Source", "cut", "cut_to_fit", "empty_like"]

@@ -1,6 +1,4 @@
-"""Randomness for lots and noise: AES-256 in counter mode, and normal values from its bits by Box and Muller.
-
-    radius = sqrt(-2 ln u),  normal pair = radius (cos a, sin a),   u uniform on (0, 1), a uniform on (-pi, pi)
+"""Randomness for lots and noise: AES-256 in counter mode, and normal values from its bits.
 
 Every draw has an address: (what it is for, which step). The bits of an address depend on the key and the address
 alone, so a run that is resumed at step t draws what it would have drawn, and the state of a run is its key.
@@ -15,7 +13,8 @@ import enum
 import hashlib
 import math
 import os
-import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,12 +22,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
-Floats = NDArray[np.float32]
-
-_PAIRS = 32_768
-"""Normal pairs made at once: small enough that every intermediate stays in the processor's cache."""
-_SMALL = 256.0
-"""Below this many units of 2^-31 a uniform value is refined by 53 more bits, so that the tail reaches 10 sigma."""
+from terrine.sgd.normal import Normals, Words
 
 
 class Purpose(enum.IntEnum):
@@ -69,18 +63,33 @@ class Key:
 
 
 class Draw:
-    """The random bits of one address, read in order."""
+    """The random bits of one address, read in order; its normal values have segments of the keystream to themselves.
+
+    A counter block is (purpose, 1 byte; step, 7; segment, 4; counter, 4). OpenSSL's fastest counter mode is the one
+    inside GCM, whose tag is never made: it encrypts zeros with exactly these blocks.
+    """
 
     def __init__(self, secret: bytes, purpose: Purpose, step: int) -> None:
-        counter = int(purpose).to_bytes(1, "big") + step.to_bytes(7, "big") + bytes(8)
-        self._encryptor = Cipher(algorithms.AES(secret), modes.CTR(counter)).encryptor()
+        self._cipher = algorithms.AES(secret)
+        self._address = int(purpose).to_bytes(1, "big") + step.to_bytes(7, "big")
+        self._normal = 1
 
-    def fill(self, words: NDArray[np.uint32]) -> None:
-        """Overwrite `words` with random bits."""
-        view = words.data.cast("B")
-        for start in range(0, len(view), len(_ZEROS)):
-            part = view[start : start + len(_ZEROS)]
-            self._encryptor.update_into(_ZEROS[: len(part)], part)
+    @cached_property
+    def fill(self) -> Callable[[Words], None]:
+        """What overwrites arrays with the bits that are read in order."""
+        return self.segment(0)
+
+    def segment(self, index: int) -> Callable[[Words], None]:
+        """What overwrites arrays, one after the other, with the random bits of one segment."""
+        encryptor = Cipher(self._cipher, modes.GCM(self._address + index.to_bytes(4, "big"))).encryptor()
+
+        def fill(words: Words) -> None:
+            view = words.data.cast("B")
+            for start in range(0, len(view), len(_ZEROS)):
+                part = view[start : start + len(_ZEROS)]
+                encryptor.update_into(_ZEROS[: len(part)], part)
+
+        return fill
 
     def words(self, count: int) -> NDArray[np.uint32]:
         """`count` uniform 32-bit words."""
@@ -136,26 +145,19 @@ class Draw:
 
     def add_normal(self, target: Tensor, deviation: float) -> None:
         """Add independent N(0, deviation^2) values to the float tensor `target` in place."""
-        plain = target.detach()
-        if _is_simple(plain):
-            self._add(plain.view(-1).numpy(), deviation)
-        else:
-            plain.add_(self.normal(*plain.shape, deviation=deviation).to(plain))
+        self._add([target], deviation)
 
-    def protect(self, total: Tensor, deviation: float) -> None:
-        """Add N(0, deviation^2) in place and round to a public grid of 2^-10 of the deviation.
+    def protect(self, totals: Tensor | Sequence[Tensor], deviation: float, over: float = 1.0) -> None:
+        """Add N(0, deviation^2) in place, round to a public grid of 2^-10 of the deviation, and divide by `over`.
 
         The rounding hides the last bits of the floating-point sum. The grid is a power of two: scaling by it is exact.
         """
+        tensors = [totals] if isinstance(totals, Tensor) else totals
         if deviation == 0:
+            for total in tensors if over != 1.0 else ():
+                total.div_(over)
             return
-        grid = 2.0 ** (math.floor(math.log2(deviation)) - 10)
-        plain = total.detach()
-        if _is_simple(plain):
-            self._add(plain.view(-1).numpy(), deviation, grid)
-        else:
-            self.add_normal(plain, deviation)
-            plain.div_(grid).round_().mul_(grid)
+        self._add(tensors, deviation, 2.0 ** (math.floor(math.log2(deviation)) - 10), over)
 
     def normal(self, *shape: int, deviation: float = 1.0) -> Tensor:
         """Independent N(0, deviation^2) values."""
@@ -163,55 +165,18 @@ class Draw:
         self.add_normal(result, deviation)
         return result
 
-    def _add(self, values: Floats, deviation: float, grid: float = 0.0) -> None:
-        for start in range(0, values.size, 2 * _PAIRS):
-            part = values[start : start + 2 * _PAIRS]
-            half = (part.size + 1) // 2
-            first, second = self._pairs(half, deviation)
-            part[:half] += first
-            part[half:] += second[: part.size - half]
-            if grid:  # here, while the part is still in the processor's cache
-                np.multiply(part, np.float32(1 / grid), out=part)
-                np.rint(part, out=part)
-                np.multiply(part, np.float32(grid), out=part)
-
-    def _pairs(self, count: int, deviation: float) -> tuple[Floats, Floats]:
-        words, radius, angle, sine = _workspace(count)
-        self.fill(words)
-        bits = words.view(np.int32)
-        np.copyto(radius, bits[:count], casting="unsafe")
-        np.abs(radius, out=radius)  # |signed word|: fine near 0, where the tail comes from
-        if radius.min() < _SMALL:
-            self._refine(radius)
-        np.multiply(radius, 2.0**-31, out=radius)
-        np.log(radius, out=radius)
-        np.multiply(radius, np.float32(-2.0 * deviation * deviation), out=radius)
-        np.sqrt(radius, out=radius)
-        np.copyto(angle, bits[count:], casting="unsafe")
-        np.multiply(angle, np.float32(math.pi * 2.0**-31), out=angle)
-        np.sin(angle, out=sine)
-        np.cos(angle, out=angle)
-        return np.multiply(angle, radius, out=angle), np.multiply(sine, radius, out=sine)
-
-    def _refine(self, radius: Floats) -> None:
-        for index in np.flatnonzero(radius < _SMALL):
-            high, low = (int(word) for word in self.words(2))
-            radius[index] += ((high << 21 | low >> 11) + 0.5) * 2.0**-53
+    def _add(self, tensors: Sequence[Tensor], deviation: float, grid: float = 0.0, over: float = 1.0) -> None:
+        plain = [tensor.detach() for tensor in tensors]
+        simple = [tensor.view(-1).numpy() for tensor in plain if _is_simple(tensor)]
+        self._normal += Normals(self.segment, deviation, grid, over).add(simple, self._normal)
+        for tensor in (one for one in plain if not _is_simple(one)):
+            tensor.add_(self.normal(*tensor.shape, deviation=deviation).to(tensor))
+            if grid:
+                tensor.div_(grid).round_().mul_(grid).div_(over)
 
 
 def _is_simple(tensor: Tensor) -> bool:
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
-_ZEROS = memoryview(bytes(1 << 20))
-
-
-def _workspace(count: int) -> tuple[NDArray[np.uint32], Floats, Floats, Floats]:
-    """Buffers for `count` pairs, the full size kept between calls: fresh pages are dearer than the arithmetic."""
-    if not hasattr(_kept, "buffers"):
-        _kept.buffers = (np.empty(2 * _PAIRS, np.uint32), *(np.empty(_PAIRS, np.float32) for _ in range(3)))
-    words, radius, angle, sine = _kept.buffers
-    return words[: 2 * count], radius[:count], angle[:count], sine[:count]
-
-
-_kept = threading.local()
+_ZEROS = memoryview(bytes(1 << 18))

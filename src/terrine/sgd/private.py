@@ -13,7 +13,7 @@ with it is post-processing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,15 +23,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map
 
+from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Event
 from terrine.sgd import distributed
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Recorder
-from terrine.sgd.lots import Collate, Piece, Source, cut
+from terrine.sgd.clipping.chunks import within
+from terrine.sgd.lots import FIRST, Collate, Piece, Source, cut, cut_to_fit
 from terrine.sgd.noise import Key
 from terrine.sgd.plan import Plan
 from terrine.sgd.reduction import Reduction, Tape, check_examples_apart, is_loss, of_criterion, of_model, plain
+from terrine.sgd.sampling import Indices
 from terrine.sgd.step import Step
 from terrine.sgd.validate import validate
 
@@ -55,13 +58,15 @@ def make_private(
     collate: Collate | None = None,
     workers: int = 0,
     piece: int | None = None,
+    memory: float | None = None,
     checkpoint: Checkpoint | str | Path | None = None,
     purpose: str = "DP-SGD",
     by: str = "terrine.sgd",
 ) -> tuple[nn.Module, Optimizer, Lots]:
     """The same model and optimizer, hooked, and the plan's lots.
 
-    `piece` bounds how many examples one turn of the loop sees; the optimizer moves after a lot's last piece.
+    `piece` bounds how many examples one turn of the loop sees, `memory` about how many bytes their activations and
+    gradients take, measured on the first few examples of every lot; the optimizer moves after a lot's last piece.
     `criterion` is only needed where the loss cannot be followed from the model's output. With a checkpoint, a run
     that was interrupted goes on from it, with the noise it would have had.
 
@@ -83,6 +88,7 @@ def make_private(
         collate=collate,
         workers=workers,
         piece=piece,
+        memory=memory,
         checkpoint=checkpoint,
         purpose=purpose,
         by=by,
@@ -102,6 +108,7 @@ def start(
     collate: Collate | None = None,
     workers: int = 0,
     piece: int | None = None,
+    memory: float | None = None,
     checkpoint: Checkpoint | str | Path | None = None,
     purpose: str = "DP-SGD",
     by: str = "terrine.sgd",
@@ -122,7 +129,7 @@ def start(
         receipt = _receipt(account, account.charge(plan.event_after(step.limit), purpose=purpose, by=by))
     run = Run(step, optimizer, Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None, criterion)
     optimizer._terrine_run = run  # type: ignore[attr-defined]
-    lots = Lots(source, run, piece)
+    lots = Lots(source, run, piece, _memory(memory, piece, workers))
     if kept is not None:
         kept.attach(run, source, saved, charged_to=receipt)
         run.checkpoint = kept
@@ -134,8 +141,8 @@ def start(
 class Lots:
     """The plan's lots, each once; iterating again goes on where the last loop stopped."""
 
-    def __init__(self, source: Source, run: Run, piece: int | None) -> None:
-        self._source, self.run, self._piece = source, run, piece
+    def __init__(self, source: Source, run: Run, piece: int | None, memory: float | None = None) -> None:
+        self._source, self.run, self._piece, self._memory = source, run, piece, memory
 
     def __len__(self) -> int:
         return self.run.step.limit
@@ -158,7 +165,7 @@ class Lots:
         def indices() -> Iterator[Any]:
             for step in range(self.run.step.taken, self.run.step.limit):
                 drawn = plan.sampling.draw(self.run.step.key, step, examples=plan.examples, lot=plan.lot)
-                for part, piece in cut(drawn, self._piece, distributed.share()):
+                for part, piece in self._cut(drawn):
                     sizes.append(piece)
                     yield part
 
@@ -166,6 +173,12 @@ class Lots:
             yield self.run.begin(batch, sizes[place])
             self.run.finish()
         self.run.done()
+
+    def _cut(self, drawn: Indices) -> Iterable[tuple[Indices, Piece]]:
+        memory, run = self._memory, self.run
+        if memory is None or run.recorder is None:
+            return cut(drawn, self._piece, distributed.share())
+        return cut_to_fit(drawn, distributed.share(), lambda: run.fitting(memory))
 
 
 class Run:
@@ -206,6 +219,11 @@ class Run:
         self._tape = Tape(piece.size)
         self._target = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
         return self._tape.watch(batch)
+
+    def fitting(self, memory: float) -> int:
+        """How many examples about fit into so many bytes, as the last piece had it."""
+        seen = None if self.recorder is None else self.recorder.measured
+        return FIRST if seen is None else within(memory, *seen)
 
     def finish(self) -> None:
         """A piece is over; where the loop took no step, the lot counts as used all the same."""
@@ -340,6 +358,14 @@ def _has_rows(leaf: Any, size: int) -> bool:
 
 def _one_row(leaf: Any) -> Any:
     return leaf.new_zeros(1, *leaf.shape[1:]) if _has_rows(leaf, 0) else leaf
+
+
+def _memory(memory: float | None, piece: int | None, workers: int) -> float | None:
+    if memory is None:
+        return None
+    if piece is not None or workers:
+        raise InvalidArgument(f"memory={memory} with piece={piece}, workers={workers}: want memory= alone, or piece=")
+    return check.positive("memory", memory)
 
 
 def _receipt(account: Account, charge: Any) -> str:

@@ -144,17 +144,20 @@ class Tape:
             return
         calls = list(self._calls)
         if loss.numel() == 1:
+            used = {id(leaf) for _, args, kwargs, made in calls if made for leaf in tree_flatten((args, kwargs))[0]}
+            others = [one for one in self._inputs[self._outputs :] if id(one) in used]
+            inputs = self._inputs[: self._outputs] + others  # not what only the model saw
             self.found = _compare(
-                lambda rows: self._replay(calls, rows, loss),
-                [plain(one) for one in self._inputs],
+                lambda rows: self._replay(calls, inputs, rows, loss),
+                [plain(one) for one in inputs],
                 self.size,
                 self._outputs,
             )
         else:
             self.found = Reduction.SUM
 
-    def _replay(self, calls: list[Any], rows: list[Any], loss: Tensor) -> Tensor:
-        values = {id(watched): row for watched, row in zip(self._inputs, rows, strict=True)}
+    def _replay(self, calls: list[Any], inputs: list[Tensor], rows: list[Any], loss: Tensor) -> Tensor:
+        values = {id(watched): row for watched, row in zip(inputs, rows, strict=True)}
         count = len(rows[0])
 
         def now(leaf: Any) -> Any:

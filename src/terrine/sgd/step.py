@@ -58,13 +58,10 @@ class Step:
         """Put the noisy average into the gradients and end the step."""
         deviation = self.plan.deviation_at(self.taken, self.rule.bound)
         draw = self.key.draw(Purpose.NOISE, self.taken)
-        for name, parameter in self.parameters.items():
-            total = self._sums.get(name)
-            if total is None:
-                total = torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
-            total = distributed.summed(total.contiguous())
-            draw.protect(total, deviation)
-            parameter.grad = total.div_(self.plan.lot).to(parameter.dtype)
+        totals = [distributed.summed(self._total(name, parameter)) for name, parameter in self.parameters.items()]
+        draw.protect(totals, deviation, over=self.plan.lot)
+        for parameter, total in zip(self.parameters.values(), totals, strict=True):
+            parameter.grad = total.to(parameter.dtype)
         for group in optimizer.param_groups:
             if "noise_variance" in group:  # DP-AdamBC takes out what the noise adds to its second moment
                 group["noise_variance"] = (deviation / self.plan.lot) ** 2
@@ -83,6 +80,12 @@ class Step:
         if not self._released:
             self._next()
         self._released = False
+
+    def _total(self, name: str, parameter: nn.Parameter) -> Tensor:
+        total = self._sums.get(name)
+        if total is None:
+            return torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+        return total.contiguous()
 
     def _adapt(self, rule: Adaptive) -> None:
         count = distributed.summed(torch.tensor(self._within, dtype=torch.float64))

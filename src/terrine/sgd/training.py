@@ -78,13 +78,14 @@ class Trainer:
         checkpoint: Checkpoint | str | Path | None = None,
         collate: Collate | None = None,
         workers: int = 0,
+        memory: float | None = None,
         progress: bool | None = None,
     ) -> None:
         self.model, self.optimizer, self.criterion, self.plan = model, optimizer, criterion, plan
         self.account, self.schedule, self.average, self.validation = account, schedule, average, validation
         self.augment, self.views = augment, views
         self._checkpoint = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
-        self._collate, self._workers = collate, workers
+        self._collate, self._workers, self._memory = collate, workers, memory
         self._progress = sys.stderr.isatty() if progress is None else progress
 
     def fit(self, dataset: Any, *, until: Budget | None = None, purpose: str = "DP-SGD") -> History:
@@ -141,7 +142,8 @@ class Trainer:
         model, criterion = unwrapped(self.model), self.criterion
         if self.augment is not None:
             x, model, criterion = augmented(self.augment, x, self.views), Views(model), averaged(criterion)
-        clipped = clipped_sum(model, criterion, x, y, clip=lots.run.step.rule) if len(y) else None
+        rule, room = lots.run.step.rule, self._memory
+        clipped = clipped_sum(model, criterion, x, y, clip=rule, memory=room) if len(y) else None
         if clipped is not None and self.augment is not None:
             sums = {name.removeprefix("model."): value for name, value in clipped.sums.items()}
             clipped = clipped._replace(sums=sums)

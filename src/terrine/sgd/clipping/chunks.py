@@ -7,6 +7,7 @@ is measured on the first lot of a model and remembered.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from terrine.sgd.clipping.examples import Lot, chunks, trained
 
-FIRST = 16  # examples in the part that is measured
-LEAST, MOST = 16 << 20, 256 << 20  # bytes of one part
+FIRST = 4  # examples in the part that is measured
+LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
 SHARE = 0.85  # of what the plain step would keep
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
 
@@ -25,17 +26,23 @@ _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDic
 
 
 def stops(
-    model: nn.Module, x: Lot, size: int, chunk: int | None, measured: Callable[[], tuple[float, float]]
+    model: nn.Module,
+    x: Lot,
+    size: int,
+    chunk: int | None,
+    measured: Callable[[], tuple[float, float]],
+    memory: float = math.inf,
 ) -> Iterator[int]:
     """Where each part of the lot ends; `measured()` tells what one example took, once a part has run."""
     start = 0
     if chunk is None:
         known = _seen.setdefault(model, {})
-        key = tuple(tuple(leaf.shape[1:]) for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor))
+        key = (memory, *(tuple(leaf.shape[1:]) for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)))
         if key not in known:
             start = min(size, FIRST)
             yield start
-            known[key] = fitting(*measured(), size, sum(p.numel() * p.element_size() for p in trained(model).values()))
+            parameters = sum(p.numel() * p.element_size() for p in trained(model).values())
+            known[key] = min(fitting(*measured(), size, parameters), within(memory, *measured()))
         chunk = known[key] if size > SLACK * known[key] else size
     parts = -(-(size - start) // chunk)
     yield from (start + stop for _, stop in chunks(size - start, -(-(size - start) // max(parts, 1)) or 1))
@@ -43,5 +50,10 @@ def stops(
 
 def fitting(activations: float, gradients: float, size: int, parameters: int) -> int:
     """How many examples make one part of a lot: what the plain step would keep, for activations and kept gradients."""
-    target = min(max(LEAST, SHARE * activations * size + 2 * parameters), MOST)
+    target = min(max(LEAST, SHARE * activations * size), MOST) + 2 * parameters
     return max(1, int(target / max(activations + gradients, 1.0)))
+
+
+def within(memory: float, activations: float, gradients: float) -> int:
+    """How many examples' activations and kept gradients take at most `memory` bytes, about; one always may."""
+    return max(1, int(min(memory / max(activations + gradients, 1.0), 1 << 62)))

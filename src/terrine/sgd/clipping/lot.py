@@ -7,11 +7,13 @@ activations to stay near the processor, large enough to keep it busy.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.axis import Unfollowed
@@ -31,12 +33,20 @@ log = logging.getLogger("terrine.sgd")
 
 
 def clipped_sum(
-    model: nn.Module, criterion: Criterion, x: Lot, y: Lot, *, clip: float | ClippingRule, chunk: int | None = None
+    model: nn.Module,
+    criterion: Criterion,
+    x: Lot,
+    y: Lot,
+    *,
+    clip: float | ClippingRule,
+    chunk: int | None = None,
+    memory: float | None = None,
 ) -> Clipped:
     """The sum over the lot of clipped per-example gradients, and the norms before clipping.
 
     `criterion(model(x), y)` may be a mean, a sum or one loss per example; a tuple `x` is positional arguments, a
-    dict keyword arguments. `chunk` examples are in memory at a time; by default as many as are fastest.
+    dict keyword arguments. `chunk` examples are in memory at a time; by default as many as are fastest and, where
+    `memory` is given, about fit into so many bytes.
 
     Guarantee: adding or removing one example moves the sums by at most the rule's bound in L2 norm.
     Raises: InvalidArgument where the model or the loss mixes examples.
@@ -55,7 +65,8 @@ def clipped_sum(
         refuse_mixing(model, x)
     norms: list[Tensor] = []
     start = 0
-    for stop in stops(model, x, size, chunk, lambda: (work.bytes, work.rows)):
+    room = math.inf if memory is None else check.positive("memory", memory)
+    for stop in stops(model, x, size, chunk, lambda: (work.bytes, work.rows), room):
         norms.append(work.part(part(x, start, stop), part(y, start, stop)) if stop - start < size else work.part(x, y))
         start = stop
     return Clipped(sums.totals(), torch.cat(norms) if len(norms) > 1 else norms[0])

@@ -24,6 +24,8 @@ from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import Tape
 from terrine.sgd.validate import validate
 
+_SHARE = 0.2  # a recorded lot cannot be cut into parts: so much more memory may its per-example gradients take
+
 
 class Recorder:
     """Watches an ordinary forward and backward pass, and turns what it saw into a clipped sum.
@@ -38,6 +40,7 @@ class Recorder:
         self._tapes: list[Tape] = []
         self._open: list[ExitStack | None] = []
         self._leaked: set[str] = set()
+        self.measured: tuple[float, float] | None = None  # bytes of one example's activations, and gradients kept
         self._hooks: list[Any] = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave, always_call=True),
@@ -61,6 +64,7 @@ class Recorder:
         norms = [torch.zeros(0)]
         with torch.no_grad():
             for tape in tapes:
+                self.measured = tape.bytes / tape.examples, tape.rows / tape.examples
                 norms.append(sums.add(*tape.finish(), self.clip, scale))
         return Clipped(sums.totals(), torch.cat(norms[1:] or norms))
 
@@ -95,11 +99,11 @@ class Recorder:
         if last is not None and not last.heard and last.examples == size:
             return last
         self._tapes = [tape for tape in self._tapes if tape.heard]
-        self._tapes.append(Tape(trained(self.model), size))
+        self._tapes.append(Tape(trained(self.model), size, _SHARE))
         return self._tapes[-1]
 
     def _leave(self, *_: Any) -> None:
-        watch = self._open.pop()
+        watch = self._open.pop() if self._open else None  # none where another hook failed before ours was called
         if watch is not None:
             watch.close()
 

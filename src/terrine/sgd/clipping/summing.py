@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from terrine.sgd.clipping import workspace
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.policy import ClippingRule
 
@@ -67,4 +68,4 @@ class Sums:
 
     def _empty(self, name: str) -> Tensor:
         parameter = self._parameters[name]
-        return torch.empty(parameter.shape, dtype=wide(parameter.dtype), device=parameter.device)
+        return workspace.sum_of(parameter, wide(parameter.dtype))

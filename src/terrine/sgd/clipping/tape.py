@@ -9,6 +9,7 @@ Functions, not modules, are watched: tied weights, functional calls and raw para
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow
 from terrine.sgd.clipping.contribution import Contribution, kept
 from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
+from terrine.sgd.clipping.workspace import limited
 
 log = logging.getLogger("terrine.sgd")
 
@@ -69,11 +71,14 @@ def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 class Tape(TorchFunctionMode):
-    """Watches torch functions over a lot of `examples` examples."""
+    """Watches torch functions over a lot of `examples` examples.
 
-    def __init__(self, parameters: dict[str, nn.Parameter], examples: int) -> None:
+    Per-example gradients are kept in memory up to `share` of the activations; beyond, norms take the way without.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], examples: int, share: float = math.inf) -> None:
         super().__init__()
-        self.examples = examples
+        self.examples, self.share = examples, share
         self.roots = {name: Piece(p.detach(), p, name) for name, p in parameters.items()}
         self._pieces: dict[int, Piece] = {id(parameters[name]): piece for name, piece in self.roots.items()}
         self._made: list[Piece] = []
@@ -243,7 +248,8 @@ class Tape(TorchFunctionMode):
         self.heard = True
         kind = gradient.device.type
         still = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-        with torch.no_grad(), still:
+        room = max(_ROOM, self.share * self.bytes) - self.rows
+        with torch.no_grad(), still, limited(room):
             for piece, contribution in rule(use, gradient):
                 piece.contributions.append(contribution)
                 if piece.simple:
@@ -322,6 +328,8 @@ class _Anchored(torch.autograd.Function):
     def backward(_ctx: Any, *_gradients: Any) -> Any:
         return None, None
 
+
+_ROOM = 32 << 20  # bytes of per-example gradients that may always be kept
 
 _EXPANDS = frozenset({"expand", "expand_as", "broadcast_to", "repeat"})
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import Contribution, Lookup, squared_rows
+from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, squared_rows
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
 from terrine.sgd.clipping.tape import Use, rule_for
@@ -48,8 +48,10 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
     if table is None or len(use.pieces) > 1 or hidden or mode == "max" or use.examples != gradient.shape[0]:
         raise Unfollowed(f"embedding_bag: mode={mode!r}, sparse, scale_grad_by_freq or trained weights have no rule")
     tokens, bags = _runs(use)
-    share = torch.ones_like(tokens, dtype=gradient.dtype) if weights is None else weights.detach().flatten()
     padding = use.argument(10, "padding_idx")
+    if mode == "sum" and weights is None and padding is None:
+        return [(table, Bags(tokens, bags, None, wide(gradient), tuple(table.value.shape)))]
+    share = torch.ones_like(tokens, dtype=gradient.dtype) if weights is None else weights.detach().flatten()
     if padding is not None:
         share = share * (tokens != padding % table.value.shape[0])
     if mode == "mean":
@@ -60,67 +62,90 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
 
 
 class Bags:
-    """g_i has the row share_j grad_i at every token j of bag i; a bag's norm is closed form.
+    """g_i has the row share_j grad_i at every token j of bag i (no share: 1); a bag's norm is closed form.
 
     |g_i|^2 = |grad_i|^2 sum over the bag's unique tokens of (the sum of their shares)^2. One sort by (token, bag)
     serves both the norm and the sum.
     """
 
-    def __init__(self, tokens: Tensor, bags: Tensor, share: Tensor, gradients: Tensor, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, tokens: Tensor, bags: Tensor, share: Tensor | None, gradients: Tensor, shape: tuple[int, ...]
+    ) -> None:
         self.tokens, self.bags, self.share, self.gradients, self.shape = tokens, bags, share, gradients, shape
+        self._bits = len(gradients).bit_length()  # a key is the token above so many bits of the bag
 
     @cached_property
-    def _sorted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, bags and shares in the order of (token, bag)."""
-        n, size = len(self.gradients), len(self.tokens)
-        key = self.tokens * n + self.bags
-        if key.device.type == "cpu" and self.shape[0] * n * size < 1 << 62:  # with the position inside: much faster
-            packed = torch.from_numpy(np.sort(key.mul_(size).add_(torch.arange(size)).numpy()))
-            key = torch.div(packed, size, rounding_mode="floor")
-            order = packed - key * size
-        else:
-            key, order = torch.sort(key)
-        tokens = torch.div(key, n, rounding_mode="floor")
-        return tokens, key - tokens * n, self.share[order]
+    def _sorted(self) -> tuple[Tensor, Tensor | None]:
+        """Keys in order, and the shares in the order of the keys."""
+        key = (self.tokens << self._bits) | self.bags
+        if self.share is None:
+            return _sorted(key), None
+        size = len(key)
+        room = size.bit_length()
+        if self.shape[0].bit_length() + self._bits + room < 63:  # with the position inside: much faster
+            packed = _sorted((key << room) | torch.arange(size, device=key.device))
+            return packed >> room, self.share[packed & ((1 << room) - 1)]
+        key, order = torch.sort(key)
+        return key, self.share[order]
 
     def squares(self) -> Tensor:
-        tokens, bags, share = self._sorted
-        n = len(self.gradients)
-        first = torch.ones_like(tokens, dtype=torch.bool)
-        torch.logical_or(tokens[1:] != tokens[:-1], bags[1:] != bags[:-1], out=first[1:])
-        pairs = share
-        if not bool(first.all()):
-            pair = first.cumsum(0) - 1
-            pairs = share.new_zeros(int(pair[-1]) + 1).index_add_(0, pair, share)
-            bags = bags[first]
-        shape = share.new_zeros(n).index_add_(0, bags, pairs.square())
-        return shape * squared_rows(self.gradients)
+        key, share = self._sorted
+        n, bags = len(self.gradients), key & ((1 << self._bits) - 1)
+        if not len(key):
+            return self.gradients.new_zeros(n)
+        first = torch.ones_like(key, dtype=torch.bool)
+        torch.ne(key[1:], key[:-1], out=first[1:])
+        pair = first.cumsum(0) - 1
+        pairs = torch.bincount(pair, share)  # the shares of one token in one bag, added up
+        shape = torch.bincount(bags[first], pairs.to(torch.float64).square_(), minlength=n)
+        return squared_rows(self.gradients).mul_(shape)
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        made = self.made(factor).to(total.dtype)
-        if fresh:
-            total.copy_(made)
-        else:
-            total.add_(made)
+        if not fresh and 4 * len(self.tokens) < self.shape[0]:
+            found, counts = torch.unique_consecutive(self._sorted[0] >> self._bits, return_counts=True)
+            total.index_add_(0, found, self._summed(counts, 0, factor).to(total.dtype))
+            return
+        counts = self._counts()
+        ends = counts.cumsum(0)
+        step = max(1, CACHED // self.shape[1])
+        for start in range(0, self.shape[0], step):  # by rows that stay in the cache until they are where they belong
+            first = int(ends[start - 1]) if start else 0
+            rows = self._summed(counts[start : start + step], first, factor)
+            part = total[start : start + step]
+            _ = part.copy_(rows) if fresh else part.add_(rows)
 
     def made(self, factor: Tensor) -> Tensor:
-        """The weighted sum in memory of its own: the bags of each token, added up, are a bag again."""
-        tokens, bags, share = self._sorted
-        counts = torch.bincount(tokens, minlength=self.shape[0])
+        """The weighted sum in memory of its own."""
+        return self._summed(self._counts(), 0, factor)
+
+    def _counts(self) -> Tensor:
+        return torch.bincount(self._sorted[0] >> self._bits, minlength=self.shape[0])
+
+    def _summed(self, counts: Tensor, first: int, factor: Tensor) -> Tensor:
+        """Rows of the sum, of tokens that occur `counts` times from place `first` on: a token's bags are a bag."""
+        key, share = self._sorted
+        here = slice(first, first + int(counts.sum()))
+        bags, share = key[here] & ((1 << self._bits) - 1), None if share is None else share[here]
         scaled = self.gradients * factor.to(self.gradients.dtype).unsqueeze(1)
-        return functional.embedding_bag(bags, scaled, counts.cumsum(0) - counts, mode="sum", per_sample_weights=share)
+        starts = counts.cumsum(0) - counts
+        return functional.embedding_bag(bags, scaled, starts, mode="sum", per_sample_weights=share)
 
     def dense(self) -> Tensor:
         n = len(self.gradients)
         table = self.gradients.new_zeros(n * self.shape[0], self.shape[1])
-        rows = self.gradients[self.bags] * self.share.unsqueeze(1)
+        rows = self.gradients[self.bags]
+        rows = rows if self.share is None else rows * self.share.unsqueeze(1)
         table.index_add_(0, self.bags * self.shape[0] + self.tokens, rows)
         return table.view(n, *self.shape)
 
     def drop(self, examples: Tensor) -> Bags:
         gradients = self.gradients.masked_fill(examples.unsqueeze(1), 0.0)
-        share = self.share.masked_fill(examples[self.bags], 0.0)
+        share = None if self.share is None else self.share.masked_fill(examples[self.bags], 0.0)
         return Bags(self.tokens, self.bags, share, gradients, self.shape)
+
+
+def _sorted(key: Tensor) -> Tensor:
+    return torch.from_numpy(np.sort(key.numpy())) if key.device.type == "cpu" else torch.sort(key).values
 
 
 def _runs(use: Use) -> tuple[Tensor, Tensor]:

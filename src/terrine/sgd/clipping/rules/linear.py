@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import Contribution, Dense, Outer
+from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, squared_rows
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
@@ -25,21 +25,21 @@ def linear(use: Use, gradient: Tensor) -> Found:
 
 
 def _by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-    """Output and squared input norms of fixed wide features, block by block while each is in cache."""
+    """Output and squared input norms of fixed wide features, block by block: the product brings each into the cache."""
     wide_enough = inputs.dim() == 2 and inputs.shape[1] >= 8 * weight.shape[0] and inputs.numel() >= 1 << 22
     if not wide_enough or inputs.requires_grad or inputs.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
         return None
     output = inputs.new_empty(len(inputs), len(weight))
     squares = inputs.new_empty(len(inputs))
-    step = max(16, (1 << 20) // inputs.shape[1])
+    step = max(16, min(512, (1 << 21) // inputs.shape[1]))
     across = weight.t()
     for start in range(0, len(inputs), step):
         rows = inputs[start : start + step]
-        torch.linalg.vector_norm(rows, dim=1, out=squares[start : start + step])
         if bias is None:
             torch.mm(rows, across, out=output[start : start + step])
         else:
             torch.addmm(bias, rows, across, out=output[start : start + step])
+        torch.linalg.vector_norm(rows, dim=1, out=squares[start : start + step])
     return output, squares.square_()
 
 
@@ -81,11 +81,12 @@ def outer(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece | None, bias
     """The contributions of a linear map and of its bias."""
     gradients = wide(by_example(gradient, use.where, use.examples, 1))
     found: Found = []
+    known = squared_rows(gradients.flatten(1)) if gradients.shape[1] == 1 else None
     if weight is not None:
         rows = wide(by_example(inputs.detach(), use.where, use.examples, 1))
-        found.append((weight, Outer(rows, gradients, tuple(weight.value.shape))))
+        found.append((weight, Outer(rows, gradients, tuple(weight.value.shape), gradient_squares=known)))
     if bias is not None:
-        found.append((bias, Dense(gradients.flatten(1) if gradients.shape[1] == 1 else gradients.sum(1))))
+        found.append((bias, Dense(gradients.flatten(1) if known is not None else gradients.sum(1), known)))
     return found
 
 

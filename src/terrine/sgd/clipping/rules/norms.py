@@ -12,7 +12,8 @@ from terrine.sgd.clipping.axis import Unfollowed, by_example, folded
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
-from terrine.sgd.clipping.tape import Use, rule_for
+from terrine.sgd.clipping.scratch import scratch_like
+from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 
@@ -39,7 +40,35 @@ def group_norm(use: Use, gradient: Tensor) -> Found:
     """Over groups of channels."""
     inputs = use.argument(0, "input").detach()
     groups, eps = use.argument(1, "num_groups"), use.argument(4, "eps", 1e-5)
-    return _channels(use, lambda: functional.group_norm(inputs, groups, eps=eps), gradient, 2, 3, "group_norm")
+    if use.extra is None or use.piece(2, "weight") is None:
+        return _channels(use, lambda: functional.group_norm(inputs, groups, eps=eps), gradient, 2, 3, "group_norm")
+    fold = folded(gradient.shape, use.where, use.examples, "group_norm")
+    mean, scale = (moment.view(len(inputs), groups, 1) for moment in use.extra)
+    products = torch.mul(gradient, inputs, out=scratch_like("products", gradient))
+    sums, weighted = (_positions(tensor, 1).unflatten(1, (groups, -1)) for tensor in (gradient, products))
+    rows = {2: (weighted - mean * sums) * scale, 3: sums}  # y' x_hat = (y' x - mean y') / deviation
+    pieces = {2: use.piece(2, "weight"), 3: use.piece(3, "bias")}
+    return [
+        (piece, Dense(_positions(rows[place].flatten(1), fold))) for place, piece in pieces.items() if piece is not None
+    ]
+
+
+def _with_moments(
+    inputs: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
+    """Group norm, and the mean and the reciprocal deviation of every group."""
+    if weight is None or inputs.dtype != weight.dtype or torch.is_autocast_enabled("cpu") or inputs.numel() == 0:
+        return None
+    if not inputs.is_contiguous() and not (inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)):
+        inputs = inputs.contiguous()
+    n, channels = inputs.shape[:2]
+    out, mean, scale = torch.native_group_norm(
+        inputs, weight, bias, n, channels, inputs[0, 0].numel(), groups, eps
+    )
+    return out, (mean.detach(), scale.detach())
+
+
+COMPUTE[functional.group_norm] = _with_moments
 
 
 @rule_for(functional.instance_norm)
@@ -70,10 +99,15 @@ def _trailing(use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: Pie
     found: Found = []
     if weight is not None:
         rows = wide(by_example(scaled, use.where, use.examples, dims))
-        found.append((weight, Dense((rows * gradients).sum(1))))
+        found.append((weight, Dense(_once(rows * gradients))))
     if bias is not None:
-        found.append((bias, Dense(gradients.sum(1))))
+        found.append((bias, Dense(_once(gradients))))
     return found
+
+
+def _once(rows: Tensor) -> Tensor:
+    """The sum over positions; where there is one, the rows themselves."""
+    return rows.sum(1) if rows.shape[1] != 1 else rows.squeeze(1)
 
 
 def _positions(tensor: Tensor, fold: int) -> Tensor:

@@ -1,0 +1,188 @@
+"""Independent losses that add up: their moments, and how fast the moment function of the sum must fall."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine.accounting.loss_distribution import Losses
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Independent copies of one loss."""
+
+    losses: Losses
+    times: float
+
+    def refined(self, tilt: float, frequency: float, log_moment: float, *, highest: float) -> Part:
+        """The same with nodes, where it has any, that serve this tilt up to this frequency."""
+        if self.losses.nodes is None:
+            return self
+        return Part(Losses.at(self.losses.nodes.refined(tilt, frequency, log_moment, highest=highest)), self.times)
+
+
+@dataclass(frozen=True)
+class FallOff:
+    """|M(c+it)| <= M(c) times the product of (V_i/t)^n_i over any of the parts whose V is known, smallest V first."""
+
+    times: Floats
+    logs: Floats
+    """Running sums of n_i, and of n_i log V_i."""
+
+    @staticmethod
+    def of(found: Iterable[tuple[float, float]]) -> FallOff:
+        """From pairs (log V, n)."""
+        known = sorted(pair for pair in found if pair[0] < math.inf)
+        times = np.array([n for _, n in known], dtype=float)
+        return FallOff(np.cumsum(times), np.cumsum(np.array([log for log, _ in known]) * times))
+
+    def log_at(self, t: float) -> float:
+        """log of the bound at frequency t."""
+        return min(0.0, float(np.min(self.logs - self.times * math.log(t), initial=0.0)))
+
+    def frequency(self, decay: float) -> float:
+        """Where it has fallen to e^-decay."""
+        return math.exp(min(700.0, float(np.min((self.logs + decay) / self.times, initial=math.inf))))
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """Everything that happened, ready to be summed.
+
+    `gaussian` is the total mu^2 of Gaussian mechanisms; `lattice` that of discrete Gaussians, whose moment function
+    is the
+    Gaussian one up to frequency `lattice_limit` but recurs beyond it.
+    """
+
+    parts: tuple[Part, ...]
+    gaussian: float = 0.0
+    lattice: float = 0.0
+    lattice_limit: float = math.inf
+
+    @property
+    def all_nodes(self) -> bool:
+        """Whether every part is a continuous loss on nodes: then there is nothing coarse or fine about it."""
+        return bool(self.parts) and all(part.losses.nodes is not None for part in self.parts)
+
+    @cached_property
+    def escaped(self) -> float:
+        """P-mass at an infinite loss."""
+        lost = [(part.losses.escaped, part.times) for part in self.parts if part.losses.escaped > 0]
+        if len(lost) == 1 and lost[0][1] == 1:
+            return lost[0][0]
+        kept = sum(times * math.log1p(-escaped) for escaped, times in lost)
+        return min(1.0, -math.expm1(kept) * (1 + 1e-12))
+
+    @cached_property
+    def total_variation(self) -> float:
+        """An upper bound on delta(0): the parts' own, added up."""
+        apart = sum(part.times * part.losses.total_variation for part in self.parts)
+        mu = math.sqrt(self.gaussian + self.lattice)
+        return (apart + 0.4 * mu) * (1 + 1e-9)  # a Gaussian's is 2 Phi(mu/2) - 1 < 0.4 mu
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest possible finite loss."""
+        if self.gaussian + self.lattice > 0:
+            return math.inf
+        return sum(part.times * part.losses.largest for part in self.parts) * (1 + 1e-14)
+
+    @cached_property
+    def chance_of_largest(self) -> float:
+        """The probability of it, rounded down."""
+        chances = [(part.losses.chance_of_largest, part.times) for part in self.parts]
+        if math.isinf(self.largest) or any(chance == 0 for chance, _ in chances):
+            return 0.0
+        return math.exp(sum(times * math.log(chance) for chance, times in chances) * (1 + 1e-12)) * (1 - 1e-9)
+
+    @cached_property
+    def _flat(self) -> _Flat:
+        return _Flat(self.parts)
+
+    def log_moment(self, orders: Floats) -> Floats:
+        """log M at each of `orders`."""
+        total: Floats = (self.gaussian + self.lattice) * orders * (orders + 1) / 2
+        if self.parts:
+            total = total + self._flat.log_moments(orders) @ self._flat.times
+        return total
+
+    def log_moments_above(self, orders: Floats) -> Floats:
+        """Upper bounds on log M at each of `orders`."""
+        total: Floats = self.log_moment(orders) * (1 + 1e-12)
+        if any(part.losses.nodes for part in self.parts):
+            moments = self._flat.log_moments(orders)
+            for part, own in zip(self.parts, moments.T, strict=True):
+                if (nodes := part.losses.nodes) is not None:
+                    error = np.array([nodes.log_error(order) for order in orders])
+                    total = total + part.times * np.logaddexp(0.0, error - own)
+        return total
+
+    def log_moments(self, order: float) -> list[float]:
+        """log E[e^(order L)] of each part."""
+        return [float(one) for one in self._flat.log_moments(np.array([order]))[0]] if self.parts else []
+
+    def fall_off(self, order: float) -> FallOff:
+        """How fast the moment function must fall with the frequency, at this tilt."""
+        return FallOff.of(
+            (part.losses.nodes.log_variation(order) - moment, part.times)
+            for part, moment in zip(self.parts, self.log_moments(order), strict=True)
+            if part.losses.nodes is not None
+        )
+
+    def cumulants(self, order: float) -> tuple[float, float, float]:
+        """log M and its first two derivatives at `order`."""
+        variance = self.gaussian + self.lattice
+        value, mean, spread = variance * order * (order + 1) / 2, variance * (order + 0.5), variance
+        if self.parts:
+            flat = self._flat
+            top, sums = flat.sums(order * flat.loss[None, :], flat.powers)
+            means = sums[1] / sums[0]
+            value += float((top[0] + np.log(sums[0])) @ flat.times)
+            mean += float(means @ flat.times)
+            spread += max(0.0, float((sums[2] / sums[0] - means**2) @ flat.times))
+        return value, mean, spread
+
+
+class _Flat:
+    """All parts end to end, so that sums over each of them run in one sweep."""
+
+    def __init__(self, parts: tuple[Part, ...]) -> None:
+        self.loss = np.concatenate([part.losses.loss for part in parts])
+        self.mass = np.concatenate([part.losses.mass for part in parts])
+        self.sizes = np.array([part.losses.loss.size for part in parts])
+        self.starts = np.cumsum(self.sizes) - self.sizes
+        self.times = np.array([part.times for part in parts], dtype=float)
+        self.escaped = np.array([part.losses.escaped for part in parts])
+
+    @cached_property
+    def powers(self) -> Floats:
+        """Masses, times the loss, times its square."""
+        first = self.mass * self.loss
+        return np.stack([self.mass, first, first * self.loss])
+
+    def log_moments(self, orders: Floats) -> Floats:
+        """log E[e^(order L)] for each order and part, small ones to full relative precision."""
+        exponent = orders[:, None] * self.loss
+        if exponent.max() < 30:
+            moved: Floats = np.add.reduceat(np.expm1(exponent) * self.mass, self.starts, axis=1)
+            return np.asarray(np.log1p(moved - self.escaped), dtype=float)
+        top, sums = self.sums(exponent, self.mass)
+        result: Floats = top + np.log(sums)
+        return result
+
+    def sums(self, exponent: Floats, mass: Floats) -> tuple[Floats, Floats]:
+        """Per row and part: the largest exponent, and the sum of mass e^(exponent - largest)."""
+        if self.sizes.size == 1:
+            top = exponent.max(axis=1, keepdims=True)
+            return top, (np.exp(exponent - top) * mass).sum(axis=1, keepdims=True)
+        top = np.maximum.reduceat(exponent, self.starts, axis=1)
+        scaled = np.exp(exponent - np.repeat(top, self.sizes, axis=1)) * mass
+        return top, np.add.reduceat(scaled, self.starts, axis=1)

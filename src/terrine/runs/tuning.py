@@ -1,0 +1,218 @@
+"""A run that tunes its settings: the best of a secret, random number of DP-SGD runs [PS22].
+
+    draw K;  K times: draw settings from a public grid, train, count right answers on held-out rows with noise;
+    keep the model with the best noisy count, and forget the others and K.
+
+The bill is one event, `RandomStopping`: K is logarithmic, at least 1 and as often expected as asked for. Each run's
+training and noisy count are its inner event: one of several, by the lot that was drawn, each with noise such that one
+run alone keeps the same smaller budget, and the whole, tuning included, the budget asked for.
+
+K and the runs that lost are not covered by the bill. Until the run is over they lie in `owner/`; then they are gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from terrine import accounting, mechanisms, sgd
+from terrine.accounting.calibrate import Search
+from terrine.errors import InvalidArgument
+from terrine.events import Budget, Composed, Event, NegativeBinomialCount, OneOf, RandomStopping
+from terrine.mechanisms.exact import below
+from terrine.mechanisms.stopping import draw_count
+from terrine.rng import SYSTEM, Seeded, Source
+from terrine.runs import by_sgd, coins, recipes
+from terrine.runs.folder import Folder
+from terrine.runs.learned import Learned
+from terrine.runs.material import Material
+from terrine.runs.models import Architecture
+from terrine.runs.settings import Settings
+from terrine.sgd.private import Account
+
+_STATE, _HELD = "owner/tuning.json", "owner/held.npy"
+_SHARE_FOR_SCORES = 0.1
+_LEAST_HELD = 20
+
+
+@dataclass(frozen=True, eq=False)
+class _Tuned:
+    """All that every run of the tuning shares."""
+
+    folder: Folder
+    settings: Settings
+    architecture: Architecture
+    features: Tensor
+    labels: NDArray[np.int64]
+    silent: NDArray[np.int64]
+    held: NDArray[np.int64]
+    usual: recipes.Recipe
+    plans: dict[int, sgd.Plan]
+    scored: mechanisms.Counts
+    quiet: bool
+
+
+def learn(
+    folder: Folder,
+    settings: Settings,
+    material: Material,
+    architecture: Architecture,
+    features: Tensor,
+    account: Account | None,
+    *,
+    quiet: bool,
+) -> Learned:
+    """Train the best of about `settings.tune` candidates, or go on where the run stopped."""
+    assert settings.tune is not None
+    rows = len(material.labels)
+    tossed = coins.tossed(
+        folder.owner / "coins.npz", examples=rows, count=recipes.audited(settings, rows), seed=settings.test_seed
+    )
+    held = _held(folder, rows, tossed, settings.test_seed)
+    usual = recipes.recipe(settings, architecture.name, rows)
+    scored = mechanisms.Counts(epsilon=_SHARE_FOR_SCORES * settings.epsilon)
+    budget = Budget(settings.epsilon, recipes.delta(settings, rows))
+    count = NegativeBinomialCount.of_mean(settings.tune, shape=0.0)
+
+    def plans(once: float) -> dict[int, sgd.Plan]:
+        """For every lot, the plan of one run that alone would cost `once`."""
+        return {
+            lot: sgd.Plan(
+                examples=rows, lot=lot, epochs=usual.epochs, clip=usual.clip, budget=Budget(once, budget.delta),
+                preparation=(scored.event,), seed=settings.test_seed,
+            )
+            for lot in recipes.lots(settings, usual)
+        }  # fmt: skip
+
+    def whole(once: float) -> Event:
+        runs = [plan.event for plan in plans(once).values()]
+        best = RandomStopping(runs[0] if len(runs) == 1 else OneOf(runs), count)
+        return Composed([*material.preparation, best]) if material.preparation else best
+
+    once = accounting.calibrate(whole, budget, over=_once(settings.epsilon))
+    event = whole(once)
+    silent = np.concatenate([tossed.out, held])
+    tuned = _Tuned(
+        folder, settings, architecture, features, material.labels, silent, held, usual, plans(once), scored, quiet
+    )  # fmt: skip
+    state = _begun(tuned, event, count, account)
+    place = _best_place(tuned, state)
+    module, candidate = _trained(tuned, state, place)
+    return Learned(
+        module,
+        event,
+        accounting.epsilon(event, delta=budget.delta),
+        budget.delta,
+        by_sgd.scores(module, features[torch.from_numpy(tossed.rows)], material.labels[tossed.rows])
+        if len(tossed.rows)
+        else None,
+        tossed.heads if len(tossed.rows) else None,
+        facts=_facts(tuned, candidate, count),
+        accuracy=_accuracy(tuned, state["scores"][place]) if material.test is None else None,
+    )
+
+
+def forget(folder: Folder) -> None:
+    """Remove what the bill does not cover: how many runs there were, and all but the best."""
+    for path in [folder.path / _STATE, folder.path / _HELD, *folder.owner.glob("candidate-*")]:
+        path.unlink(missing_ok=True)
+
+
+def _once(epsilon: float) -> Search:
+    """Where to look for the epsilon of one run: above what its count costs, below the whole."""
+    return Search(low=1.5 * _SHARE_FOR_SCORES * epsilon, high=epsilon, start=0.5 * epsilon, private_end_is_high=False)
+
+
+def _held(folder: Folder, rows: int, tossed: coins.Coins, seed: int | None) -> NDArray[np.int64]:
+    """A fifth of the rows, none of them audited, to measure candidates on; which ones may be known."""
+    path = folder.path / _HELD
+    if not path.exists():
+        others = np.setdiff1d(np.arange(rows), tossed.rows)
+        drawn = np.sort(np.random.default_rng(seed).permutation(others)[: rows // 5]).astype(np.int64)
+        if len(drawn) < _LEAST_HELD:
+            raise InvalidArgument(f"--tune: {len(drawn)} rows to measure candidates on; want at least {_LEAST_HELD}")
+        part = path.with_name(f".{path.name}.part.npy")
+        np.save(part, drawn)
+        part.replace(path)
+    found: NDArray[np.int64] = np.load(path, allow_pickle=False)
+    return found
+
+
+def _begun(tuned: _Tuned, event: Event, count: NegativeBinomialCount, account: Account | None) -> dict[str, Any]:
+    """What was drawn for this run: read where it was begun before; otherwise charged for, drawn and kept."""
+    if tuned.folder.has(_STATE):
+        return tuned.folder.read(_STATE)
+    if account is not None:
+        account.charge(event, purpose="terrine train --tune", by="terrine.runs")
+    rng = _source(tuned.settings, 0)
+    noises = {lot: plan.noise for lot, plan in tuned.plans.items()}
+    grid = recipes.candidates(tuned.settings, tuned.architecture.name, tuned.usual, noises=noises)
+    drawn = [below(len(grid), rng) for _ in range(draw_count(count, rng))]
+    state = {"candidates": [list(grid[place]) for place in drawn], "scores": []}
+    tuned.folder.write(_STATE, state)
+    return state
+
+
+def _best_place(tuned: _Tuned, state: dict[str, Any]) -> int:
+    """Train what has not been trained, score each run once; the place of the best."""
+    scores: list[int] = state["scores"]
+    for place in range(len(scores), len(state["candidates"])):
+        module, _ = _trained(tuned, state, place)
+        with torch.no_grad():
+            told = module(tuned.features[torch.from_numpy(tuned.held)]).argmax(dim=1).numpy()
+        right = int((told == tuned.labels[tuned.held]).sum())
+        noisy = tuned.scored.release(right, rng=_source(tuned.settings, place + 1)).value
+        scores.append(int(np.asarray(noisy).reshape(-1)[0]))
+        tuned.folder.write(_STATE, state)
+        best = scores.index(max(scores))
+        for other in range(place + 1):
+            if other != best:
+                _checkpoint(tuned, other).unlink(missing_ok=True)
+    return scores.index(max(scores))
+
+
+def _trained(tuned: _Tuned, state: dict[str, Any], place: int) -> tuple[nn.Module, recipes.Candidate]:
+    """One run, trained to its end; read back where it was trained before."""
+    candidate = recipes.Candidate(*state["candidates"][place])
+    seed = None if tuned.settings.test_seed is None else tuned.settings.test_seed + 1000 * (place + 1)
+    plan = replace(tuned.plans[candidate.lot], clip=candidate.clip, epochs=None, budget=None, seed=seed)
+    labels = torch.from_numpy(tuned.labels.copy())
+    labels[torch.from_numpy(tuned.silent)] = by_sgd.SILENT
+    module = by_sgd.built(tuned.architecture, tuned.settings)
+    by_sgd.trainer(
+        _checkpoint(tuned, place), module, plan, candidate.learning_rate, tuned.usual, None, tuned.quiet
+    ).fit((tuned.features, labels))
+    return module, candidate
+
+
+def _checkpoint(tuned: _Tuned, place: int) -> Any:
+    return tuned.folder.owner / f"candidate-{place}.pt"
+
+
+def _source(settings: Settings, place: int) -> Source:
+    return SYSTEM if settings.test_seed is None else Seeded(settings.test_seed + place)
+
+
+def _accuracy(tuned: _Tuned, score: int) -> dict[str, Any]:
+    rows = len(tuned.held)
+    return {
+        "accuracy": min(max(score / rows, 0.0), 1.0),
+        "rows": rows,
+        "measured_on": "private rows that were not trained on; the noisy count that chose among the candidates, so "
+        "rather high; paid for",
+        "off_by_at_most": tuned.scored.error(confidence=0.95) / rows,
+    }
+
+
+def _facts(tuned: _Tuned, candidate: recipes.Candidate, count: NegativeBinomialCount) -> dict[str, Any]:
+    usual = replace(tuned.usual, clip=candidate.clip)
+    return by_sgd.facts(tuned.plans[candidate.lot], candidate.learning_rate, usual) | {
+        "tuning": f"the best of a secret number of runs, {count.mean:g} expected (logarithmic), by a noisy count of "
+        f"right answers on {len(tuned.held)} held-out private rows; learning rate, clip and lot drawn at random",
+        "tuned_runs_expected": count.mean,
+    }
