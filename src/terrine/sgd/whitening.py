@@ -86,7 +86,7 @@ def bounded(features: Tensor) -> Tensor:
     """Each example scaled to norm at most 1; one that is not finite becomes zero and so adds nothing."""
     flat = features.float().flatten(1)
     flat = torch.where(flat.isfinite().all(dim=1, keepdim=True), flat, 0.0)
-    scaled = flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1.0)
+    scaled: Tensor = flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1.0)
     return scaled.view(features.shape)
 
 
@@ -121,4 +121,5 @@ def _whitened(moments: Tensor, noise: float, power: float, keep: int) -> Tensor:
     values, vectors = torch.linalg.eigh(moments / trace)
     floor = max(noise * math.sqrt(2 * len(values)) / trace, 1e-3)
     lengths = (values.clamp(min=0.0) + floor) ** (-power / 2)
-    return (vectors * lengths)[:, -keep:].flip(1).T.float().contiguous()
+    leading: Tensor = (vectors * lengths)[:, -keep:].flip(1).T.float().contiguous()
+    return leading
