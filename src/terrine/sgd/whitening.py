@@ -1,0 +1,125 @@
+"""Features that suit noise: centred and partly whitened by two billed releases, blurred by a fixed kernel.
+
+For maps of features x (channels x places), each example scaled to norm at most 1:
+
+    m = (sum x + N(0, mean_noise^2 I)) / n                    the mean, one Gaussian release of sensitivity 1
+    c = x - m, scaled to norm 1
+    M = sum c c^T + symmetric noise of deviation `noise`      the channels' second moments; |c c^T| <= |c|^2 = 1
+    x -> unit length of (M/tr M + floor I)^(-power/2) (x - m), its `keep` leading channels, blurred over places
+
+Why: the noise of DP-SGD is the same in every direction of weights, so it costs |x|^2. Most of |x|^2 is the mean, which
+tells no class from another [SSM23], and what remains lies in few channels; weights of neighbouring places agree. All
+three maps spend the norm where the classes differ. The floor is the length of the noise in M, at least 0.001.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from terrine import check
+from terrine.events import Composed, Event, Gaussian, Reproducible
+from terrine.sgd.noise import Key, Purpose
+
+_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """A released mean and map, and what they cost; give `event` to `Plan(preparation=...)`."""
+
+    mean: Tensor
+    channels: Tensor
+    blur: float
+    event: Event
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """(n, channels, height, width) to (n, keep x height x width), each example of length 1."""
+        parts = [self._mapped(part) for part in torch.split(features, _AT_ONCE)]
+        return torch.cat(parts) if parts else features.new_zeros(0, self.channels.shape[0])
+
+    def _mapped(self, features: Tensor) -> Tensor:
+        centred = bounded(features) - self.mean
+        kept = torch.einsum("kc,nchw->nkhw", self.channels, centred)
+        if self.blur > 0:
+            kernel = torch.tensor([self.blur, 1.0, self.blur])
+            kernel = torch.outer(kernel, kernel).expand(kept.shape[1], 1, 3, 3)
+            kept = nn.functional.conv2d(kept, kernel.contiguous(), padding=1, groups=kept.shape[1])
+        return _unit(kept).flatten(1)
+
+
+def private_whitening(
+    features: Tensor,
+    *,
+    mean_noise: float = 40.0,
+    noise: float = 20.0,
+    power: float = 0.7,
+    keep: int | None = None,
+    blur: float = 0.0,
+    seed: int | None = None,
+) -> Whitening:
+    """Mean and channel moments of (n, channels, height, width) features, released with Gaussian noise.
+
+    Guarantee: costs `Gaussian(mean_noise)` and, where power > 0, `Gaussian(noise)`, under add/remove neighbours;
+    `seed` is for tests and stamps the event.
+    """
+    channels = features.shape[1]
+    kept = channels if keep is None else check.whole("keep", keep)
+    if kept > channels:
+        raise check.refuse("keep", keep, f"at most the {channels} channels")
+    power, blur = check.not_negative("power", power), check.not_negative("blur", blur)
+    key = Key.fresh() if seed is None else Key.seeded(seed)
+    events: list[Event] = [Gaussian(noise=mean_noise)]
+    mean = _mean(features, key, mean_noise)
+    mapped = torch.eye(channels)
+    if power > 0:
+        events.append(Gaussian(noise=noise))
+        mapped = _whitened(_moments(features, mean, key, noise), noise, power, kept)
+    whole = events[0] if len(events) == 1 else Composed(events)
+    return Whitening(mean, mapped, blur, whole if seed is None else Reproducible(whole))
+
+
+def bounded(features: Tensor) -> Tensor:
+    """Each example scaled to norm at most 1; one that is not finite becomes zero and so adds nothing."""
+    flat = features.float().flatten(1)
+    flat = torch.where(flat.isfinite().all(dim=1, keepdim=True), flat, 0.0)
+    scaled: Tensor = flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1.0)
+    return scaled.view(features.shape)
+
+
+def _unit(features: Tensor) -> Tensor:
+    return nn.functional.normalize(features.flatten(1), dim=1).view(features.shape)
+
+
+def _mean(features: Tensor, key: Key, noise: float) -> Tensor:
+    total = torch.zeros(features.shape[1:], dtype=torch.float64)
+    for part in torch.split(features, _AT_ONCE):
+        total += bounded(part).sum(dim=0, dtype=torch.float64)
+    released = total.float()
+    key.draw(Purpose.PROJECTION, 1).protect(released, noise)
+    return released / max(len(features), 1)
+
+
+def _moments(features: Tensor, mean: Tensor, key: Key, noise: float) -> Tensor:
+    """Symmetric noise: deviation `noise` on the diagonal and noise / sqrt 2 off it, `noise` in every direction."""
+    width = features.shape[1]
+    total = torch.zeros(width, width, dtype=torch.float64)
+    for part in torch.split(features, _AT_ONCE):
+        centred = _unit(bounded(part) - mean).transpose(0, 1).flatten(1)
+        total += (centred @ centred.T).double()
+    drawn = key.draw(Purpose.PROJECTION, 2).normal(width, width, deviation=noise).double()
+    off = torch.triu(drawn, 1) / math.sqrt(2)
+    return total + off + off.T + torch.diag(torch.diag(drawn))
+
+
+def _whitened(moments: Tensor, noise: float, power: float, keep: int) -> Tensor:
+    """The map to the leading channels, from the released moments alone."""
+    trace = float(torch.trace(moments).clamp(min=1.0))
+    values, vectors = torch.linalg.eigh(moments / trace)
+    floor = max(noise * math.sqrt(2 * len(values)) / trace, 1e-3)
+    lengths = (values.clamp(min=0.0) + floor) ** (-power / 2)
+    leading: Tensor = (vectors * lengths)[:, -keep:].flip(1).T.float().contiguous()
+    return leading
