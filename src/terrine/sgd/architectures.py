@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.events import Event, Gaussian, Reproducible
+from terrine.sgd.moments import protected_moments
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.scattering import Scattering
 
@@ -156,8 +157,6 @@ def private_projection(x: Tensor, *, components: int = 60, noise: float = 16.0, 
     """The leading eigenvectors of the examples' second moments, released with Gaussian noise [DTTZ14].
 
     Each example is scaled to norm at most 1, so adding or removing one moves X^T X by at most 1 in Frobenius norm.
-    The noise matrix is symmetric: deviation `noise` on the diagonal and noise / sqrt(2) off it, which is `noise` in
-    every direction of that norm.
 
     Guarantee: the components cost `Gaussian(noise)`; `seed` is for tests and stamps the event.
     """
@@ -167,9 +166,7 @@ def private_projection(x: Tensor, *, components: int = 60, noise: float = 16.0, 
         raise check.refuse("components", components, f"at most the {width} features")
     event = Gaussian(noise=noise)
     key = Key.fresh() if seed is None else Key.seeded(seed)
-    drawn = key.draw(Purpose.PROJECTION, 0).normal(width, width, deviation=event.noise).double()
-    symmetric = torch.triu(drawn, 1) / 2**0.5
-    released = rows.T @ rows + symmetric + symmetric.T + torch.diag(torch.diag(drawn))
+    released = protected_moments(rows.T @ rows, key.draw(Purpose.PROJECTION, 0), event.noise)
     vectors = torch.linalg.eigh(released).eigenvectors[:, -components:].flip(1)
     return Projection(vectors.to(torch.get_default_dtype()), event if seed is None else Reproducible(event))
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from terrine import check
 from terrine.events import Composed, Event, Gaussian, Reproducible
+from terrine.sgd.moments import protected_moments
 from terrine.sgd.noise import Key, Purpose
 
 _AT_ONCE = 4096
@@ -104,15 +105,12 @@ def _mean(features: Tensor, key: Key, noise: float) -> Tensor:
 
 
 def _moments(features: Tensor, mean: Tensor, key: Key, noise: float) -> Tensor:
-    """Symmetric noise: deviation `noise` on the diagonal and noise / sqrt 2 off it, `noise` in every direction."""
     width = features.shape[1]
     total = torch.zeros(width, width, dtype=torch.float64)
     for part in torch.split(features, _AT_ONCE):
         centred = _unit(bounded(part) - mean).transpose(0, 1).flatten(1)
         total += (centred @ centred.T).double()
-    drawn = key.draw(Purpose.PROJECTION, 2).normal(width, width, deviation=noise).double()
-    off = torch.triu(drawn, 1) / math.sqrt(2)
-    return total + off + off.T + torch.diag(torch.diag(drawn))
+    return protected_moments(total, key.draw(Purpose.PROJECTION, 2), noise)
 
 
 def _whitened(moments: Tensor, noise: float, power: float, keep: int) -> Tensor:
