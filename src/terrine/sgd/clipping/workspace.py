@@ -79,9 +79,10 @@ def sum_of(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     return kept.view(kept.shape)
 
 
-def _holders(tensor: Tensor) -> int:
-    """How many tensors, arrays and the like share the memory of `tensor`."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+def _holders(tensor: Tensor) -> float:
+    """How many tensors, arrays and the like share its memory; nan, which equals nothing, if torch does not say."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return math.nan if count is None else float(count(tensor.untyped_storage()._cdata))
 
 
 _LARGE = 1 << 14  # numbers; malloc itself keeps what is smaller
