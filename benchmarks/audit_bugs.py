@@ -154,7 +154,7 @@ def divided_by_drawn_size() -> Iterator[None]:
 @contextlib.contextmanager
 def silent_teachers() -> Iterator[None]:
     """PATE whose noise was left out."""
-    with mock.patch.object(aggregators, "_draw", lambda shape, scale, count, rng: np.zeros(count, dtype=np.int64)):  # noqa: ARG005
+    with mock.patch.object(aggregators, "_lattice", lambda shape, scale, count, rng: np.zeros(count, dtype=np.int64)):  # noqa: ARG005
         yield
 
 
