@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from terrine.cli.progress import counted
 
 if TYPE_CHECKING:
     from terrine.runs.demo import Row
@@ -17,10 +20,9 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Baseline, DP-SGD and PATE on digits, each audited: one table, and OUT/report.html."""
-    from terrine.cli.train import _progress
     from terrine.runs.demo import demonstrate
 
-    rows = demonstrate(out, progress=_progress(as_json), quiet=as_json)
+    rows = demonstrate(out, progress=functools.partial(counted, quiet=as_json), quiet=as_json)
     if as_json:
         typer.echo(json.dumps({"report": str(out / "report.html"), "rows": [vars(row) for row in rows]}))
         return

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import sys
 import tomllib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from terrine.cli.charging import charged_account
+from terrine.cli.progress import counted
 from terrine.errors import InvalidArgument
 
 app = typer.Typer(
@@ -74,7 +72,7 @@ def train(
     """Train the teachers; started again, it goes on where it stopped."""
     from terrine.pate.run import Data, Run
 
-    with _progress("teachers", as_json) as progress:
+    with counted("teachers", quiet=as_json) as progress:
         Run(run).train(Data.read(data), model=model, epochs=epochs, jobs=jobs, backend=backend, progress=progress)
     _show({"trained": True, "folder": str(run / "owner" / "teachers")}, as_json)
 
@@ -140,7 +138,7 @@ def label(
         "unstable": unstable,
     }
     given = {name: value for name, value in fields.items() if value is not None}
-    with _account(ledger, account) as charged:
+    with charged_account(ledger, account) as charged:
         answers = Run(run).label(
             aggregator=aggregator, fields=given, student=student, queries=queries, most=most,
             budget=_budget(budget), account=charged, rng=_source(test_seed),
@@ -164,7 +162,7 @@ def bill(
     """Print what the answers cost: the data-independent epsilon and the sanitised one."""
     from terrine.pate.run import Run
 
-    with _account(ledger, account) as charged:
+    with charged_account(ledger, account) as charged:
         shown = Run(run).bill(delta=delta, sanitise=sanitise, order=order, account=charged, rng=_source(test_seed))
     if pictures is not None:
         from terrine.pate.pictures import epsilon_against_queries
@@ -188,7 +186,7 @@ def student(
 
     if method not in methods():
         raise InvalidArgument(f"method={method!r}: want one of {', '.join(methods())}")
-    with _progress("student", as_json) as progress:
+    with counted("student", quiet=as_json) as progress:
         _, path = Run(run).student(
             Data.read(public, public=True), model=model, method=method, steps=steps, seed=seed, progress=progress
         )
@@ -206,7 +204,7 @@ def whole(
     plan = _read_plan(config)
     here = Run(Path(plan["run"]))
     data, public = Data.read(plan["data"]), Data.read(plan["public"], public=True)
-    with _progress("pate", as_json) as progress:
+    with counted("pate", quiet=as_json) as progress:
         if not (here.folder / "run.json").exists():
             dealt = dict(plan["split"])
             here.split(data, source=plan["data"], rng=_source(dealt.pop("test_seed", None)), **dealt)
@@ -251,33 +249,6 @@ def _source(seed: int | None) -> Any:
     from terrine.rng import SYSTEM, Seeded
 
     return SYSTEM if seed is None else Seeded(seed)
-
-
-@contextlib.contextmanager
-def _account(url: str | None, name: str | None) -> Iterator[Any]:
-    if url is None:
-        yield None
-        return
-    if name is None:
-        raise InvalidArgument("--ledger without --account: want the account to charge")
-    from terrine.ledger import Ledger as Book
-
-    book = Book.open(url, key=os.environ.get("TERRINE_LEDGER_KEY"))
-    with book:
-        yield book.account(name)
-
-
-@contextlib.contextmanager
-def _progress(title: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(record: dict[str, Any], as_json: bool) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from terrine.cli.charging import charged_account
+from terrine.cli.progress import counted
 from terrine.errors import InvalidArgument
 from terrine.rounding import up
 
@@ -81,7 +81,7 @@ def tune(
         begun = SoftPrompt.from_vocabulary(language, asked, 10 if tokens is None else tokens, **options)
     else:
         begun = SoftPrompt.from_text(language, asked, start, count=tokens, **options)
-    with _account(ledger, account) as charged, _progress("steps", as_json) as progress:
+    with charged_account(ledger, account) as charged, counted("steps", quiet=as_json) as progress:
         tuned = train(
             language, begun, texts, labels, plan,
             learning_rate=learning_rate, account=charged, checkpoint=checkpoint, progress=progress,
@@ -136,12 +136,12 @@ def label(
     deal = pate.split(len(texts), teachers, seed=seed)
     backend = Local(_language(model))
     calibration = None if raw else CONTENT_FREE
-    with _progress("teachers", as_json) as progress:
+    with counted("teachers", quiet=as_json) as progress:
         votes = vote(
             backend, asked, list(zip(texts, labels, strict=True)), deal, unlabelled,
             shots=shots, calibration=calibration, progress=progress,
         )  # fmt: skip
-    with _account(ledger, account) as charged:
+    with charged_account(ledger, account) as charged:
         source = SYSTEM if test_seed is None else Seeded(test_seed)
         answers = rule.answer(votes, rng=source, account=charged, purpose="PromptPATE")
     privacy = record(answers, failing)
@@ -150,7 +150,7 @@ def label(
     shown = {"labels": str(out), "answered": len(answers.answered), "asked": answers.asked, **_privacy(privacy)}
     shown |= {"noise": rule.noise}
     if student is not None:
-        with _progress("candidates", as_json) as progress:
+        with counted("candidates", quiet=as_json) as progress:
             chosen = choose(
                 backend, asked, unlabelled, answers.labels, shots=shots, seed=seed, privacy=privacy, progress=progress
             )
@@ -200,7 +200,7 @@ def _measured(
     """Accuracy, asked in pieces so that the bar moves."""
     right = 0
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-    with _progress("texts", quiet) as progress:
+    with counted("texts", quiet=quiet) as progress:
         for start in range(0, len(order), at_once):
             places = order[start : start + at_once]
             found = ask(model, [texts[place] for place in places]).argmax(axis=1)
@@ -237,32 +237,6 @@ def _privacy(record: dict[str, Any]) -> dict[str, Any]:
 def _write_labels(path: Path, texts: list[str], labels: list[int], names: list[str]) -> None:
     kept = [{"text": text, "label": names[label]} for text, label in zip(texts, labels, strict=True) if label >= 0]
     path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in kept), encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _account(url: str | None, name: str | None) -> Iterator[Any]:
-    if url is None and name is None:
-        yield None
-        return
-    if url is None or name is None:
-        raise InvalidArgument("--ledger and --account: want both, or neither")
-    from terrine.ledger import Ledger as Book
-
-    with Book.open(url) as book:
-        yield book.account(name)
-
-
-@contextlib.contextmanager
-def _progress(title: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(record: dict[str, Any], as_json: bool) -> None:

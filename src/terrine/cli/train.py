@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from terrine.cli.charging import charged_account
+from terrine.cli.progress import counted
 from terrine.errors import InvalidArgument
 from terrine.rounding import up
 
@@ -60,8 +62,10 @@ def train(
         teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit, test_seed=test_seed,
     )  # fmt: skip
     finished = runs.Folder(out).done
-    with _account(ledger, account) as charged:
-        folder = runs.train(settings, out, account=charged, progress=_progress(as_json), quiet=as_json)
+    with charged_account(ledger, account) as charged:
+        folder = runs.train(
+            settings, out, account=charged, progress=functools.partial(counted, quiet=as_json), quiet=as_json
+        )
     if not finished or not folder.has("report.html"):
         _write_report(folder)
     _summarise(folder, finished, as_json)
@@ -191,32 +195,3 @@ def _unsure(results: dict[str, Any]) -> str:
     """How far a noisy accuracy may be off, in per cent."""
     off = results.get("off_by_at_most")
     return "" if off is None else f" (95% sure to be off by at most {100 * off:.3g})"
-
-
-@contextlib.contextmanager
-def _account(url: str | None, name: str | None) -> Iterator[Any]:
-    if url is None and name is None:
-        yield None
-        return
-    if url is None or name is None:
-        raise InvalidArgument("--ledger and --account: want both, or neither")
-    from terrine.ledger import Ledger
-
-    with Ledger.open(url, create=False) as book:
-        yield book.account(name)
-
-
-def _progress(quiet: bool) -> Any:
-    @contextlib.contextmanager
-    def shown(title: str) -> Iterator[Any]:
-        if quiet or not sys.stderr.isatty():
-            yield None
-            return
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(title)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-
-    return shown
