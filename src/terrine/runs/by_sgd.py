@@ -45,12 +45,7 @@ def learn(
 ) -> Learned:
     """Train on the private rows, or go on where the run stopped."""
     count = len(material.labels)
-    tossed = coins.tossed(
-        folder.owner / "coins.npz",
-        examples=count,
-        count=recipes.audited(settings, count),
-        seed=settings.test_seed,
-    )
+    tossed = coins.of_run(folder.owner, settings, count)
     measured = _measured(settings) if material.test is None and len(tossed.out) else None
     usual = recipes.recipe(settings, architecture.name, count)
     before = (*material.preparation, *(() if measured is None else (measured.event,)))

@@ -3,6 +3,10 @@
 They were chosen on published data (digits, Adult, MNIST), never on the data at hand. What decides is how much noise a
 step puts on the mean gradient, r = noise / lot in clipping bounds: large lots make it small, and the more of it there
 is the shorter the steps must be. So lots are a large share of the data, and the learning rate falls with r.
+
+A linear model on scattering features has them whitened first (`whitened.py`). Its two releases are noisy in proportion
+to 1/epsilon, so that they take the same small share of any budget: a larger one where there are few examples, whose
+mean and moments would drown in noise otherwise.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from terrine.events import Budget, Gaussian
 from terrine.runs.settings import Settings
 
 _AUDITED_MOST = 1000
+_MANY = 10_000
+"""From so many examples on, what is chosen for sets of thousands gives way to what is chosen for MNIST's size."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +39,42 @@ class Recipe:
 
 def recipe(settings: Settings, model: str, examples: int) -> Recipe:
     """The recipe for so many examples; what the settings say goes first."""
-    usual = max(1, min(examples, max(examples // 2, 256), 8192))
+    whitened = model == "scatter-linear"
+    usual = max(1, min(examples, max(examples // 2, 256), 4096 if whitened else 8192))
     lot = usual if settings.lot is None else min(settings.lot, examples)
-    epochs = 40.0 if model in ("linear", "scatter-linear") else 30.0
+    epochs = 40.0 if "linear" in model else 30.0
+    clip = {"linear": 0.5, "scatter-linear": 0.1}.get(model, 1.0)
     return Recipe(
         lot=lot,
         epochs=epochs if settings.epochs is None else settings.epochs,
-        clip=(0.5 if "linear" in model else 1.0) if settings.clip is None else settings.clip,
+        clip=clip if settings.clip is None else settings.clip,
+        average=0.98 if whitened and examples >= _MANY else 0.9,
     )
 
 
 def learning_rate(model: str, *, noise: float, lot: int, clip: float) -> float:
     """Steps in proportion to what the noise leaves of a gradient, in clipping bounds."""
     spread = max(noise / lot, 1e-9)
-    longest = {"linear": 8.0, "scatter-linear": 20.0}.get(model, 2.0)
-    shortest = 0.3
-    return min(max(0.02 / spread, shortest), longest) / clip if "linear" in model else min(0.004 / spread, longest)
+    match model:
+        case "scatter-linear":
+            return min(0.5 + 0.01 / spread, 20.0) / clip
+        case "linear":
+            return min(max(0.02 / spread, 0.3), 8.0) / clip
+        case _:
+            return min(0.004 / spread, 2.0)
+
+
+class WhiteningNoise(NamedTuple):
+    """The deviations of the two releases of `private_whitening`."""
+
+    mean: float
+    moments: float
+
+
+def whitening_noise(settings: Settings, examples: int) -> WhiteningNoise:
+    """What takes a few hundredths of the budget of large sets, more of small ones."""
+    moments = (30.0 if examples >= _MANY else 10.0) / settings.epsilon
+    return WhiteningNoise(2 * moments, moments)
 
 
 class Candidate(NamedTuple):

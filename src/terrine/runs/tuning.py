@@ -70,9 +70,7 @@ def learn(
     """Train the best of about `settings.tune` candidates, or go on where the run stopped."""
     assert settings.tune is not None
     rows = len(material.labels)
-    tossed = coins.tossed(
-        folder.owner / "coins.npz", examples=rows, count=recipes.audited(settings, rows), seed=settings.test_seed
-    )
+    tossed = coins.of_run(folder.owner, settings, rows)
     held = _held(folder, rows, tossed, settings.test_seed)
     usual = recipes.recipe(settings, architecture.name, rows)
     scored = mechanisms.Counts(epsilon=_SHARE_FOR_SCORES * settings.epsilon)
