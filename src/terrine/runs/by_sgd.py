@@ -47,11 +47,11 @@ def learn(
     count = len(material.labels)
     tossed = coins.of_run(folder.owner, settings, count)
     measured = _measured(settings) if material.test is None and len(tossed.out) else None
-    usual = recipes.recipe(settings, architecture.name, count)
+    usual = recipes.recipe(settings, architecture.kind, count)
     before = (*material.preparation, *(() if measured is None else (measured.event,)))
     plan = _plan(settings, usual, count, before)
     rate = settings.learning_rate or recipes.learning_rate(
-        architecture.name, noise=plan.noise, lot=plan.lot, clip=usual.clip
+        architecture.kind, noise=plan.noise, lot=plan.lot, clip=usual.clip
     )
     labels = torch.from_numpy(material.labels.copy())
     labels[torch.from_numpy(tossed.out)] = SILENT

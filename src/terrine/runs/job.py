@@ -19,7 +19,7 @@ from terrine.audit import folder as audit_files
 from terrine.errors import InvalidArgument
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
-from terrine.runs import baseline, by_pate, by_sgd, trained, tuning, whitened
+from terrine.runs import baseline, by_pate, by_sgd, recipes, trained, tuning, whitened
 from terrine.runs.folder import PRIVACY, RESULTS, Folder
 from terrine.runs.learned import Learned
 from terrine.runs.material import Integers, Material, gather
@@ -179,10 +179,11 @@ def _accuracy(module: nn.Module, features: Tensor, labels: Integers) -> float:
 
 
 def _architecture(settings: Settings, material: Material) -> Architecture:
-    """The model asked for, or the usual one; PATE's teachers learn from features as they are."""
-    name = settings.model or ("linear" if len(material.shape) == 1 else "scatter-linear")
-    whitens = name == "scatter-linear" and settings.method == "sgd"
-    return Architecture(name, material.shape, len(material.classes), whitened=whitens)
+    """The model asked for, or the usual one."""
+    shape = material.shape
+    name = settings.model or ("linear" if len(shape) == 1 else "scatter-linear")
+    whitens = recipes.whitens(settings, name, shape, len(material.labels))
+    return Architecture(name, shape, len(material.classes), whitened=whitens)
 
 
 def _versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,14 @@ from terrine.sgd.whitening import Whitening
 Shape = tuple[int, ...]
 FOR_TABLES = ("linear", "mlp")
 FOR_IMAGES = ("linear", "mlp", "scatter-linear", "scatter-cnn", "cnn")
+
+
+class Ways(NamedTuple):
+    """How `private_whitening` maps features: what was chosen for `benchmarks/results.py`."""
+
+    power: float
+    keep: int
+    blur: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +83,18 @@ class Architecture:
                 return _cnn(self.shape, self.classes)
 
     @property
+    def kind(self) -> str:
+        """What the recipes know it by."""
+        return f"whitened {self.name}" if self.whitened else self.name
+
+    @property
+    def ways(self) -> Ways:
+        """How its features are whitened."""
+        if len(self.shape) == 1:
+            return Ways(power=1.0, keep=self.shape[0], blur=0.0)
+        return Ways(power=0.7, keep=min(self._channels, 40), blur=0.15)
+
+    @property
     def cost(self) -> tuple[Event, ...]:
         """What its whitening cost; nothing where there is none."""
         return () if self.whitening is None else (self.whitening.event,)
@@ -88,20 +108,16 @@ class Architecture:
         if self.name != "scatter-linear":
             return math.prod(self.shape)
         side = int(self.shape[-1] // 2**self._scales)
-        return (self.kept if self.whitened else self._channels) * side * side
+        return (self.ways.keep if self.whitened else self._channels) * side * side
 
     @property
     def _channels(self) -> int:
         return self.shape[0] * (81 if self._scales == 2 else 9)
 
-    @property
-    def kept(self) -> int:
-        """The channels that whitening keeps."""
-        return min(self._channels, 40)
-
     def _features(self, inputs: Tensor) -> Tensor:
         if len(self.shape) == 1:
-            return nn.functional.normalize(inputs.float(), dim=1)
+            rows = nn.functional.normalize(inputs.float(), dim=1)
+            return rows[:, :, None, None] if self.whitened else rows
         images = inputs.float() / 255
         match self.name:
             case "linear" | "mlp":

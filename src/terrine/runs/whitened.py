@@ -27,7 +27,6 @@ from terrine.runs.settings import Settings
 from terrine.sgd.whitening import Whitening, private_whitening
 
 _KEPT = "whitening.safetensors"
-_BLUR = 0.15
 
 
 def prepare(
@@ -46,7 +45,7 @@ def _released(folder: Folder, settings: Settings, architecture: Architecture, fe
     noise = recipes.whitening_noise(settings, len(features))
     tossed = coins.of_run(folder.owner, settings, len(features))
     return private_whitening(
-        features, mean_noise=noise.mean, noise=noise.moments, keep=architecture.kept, blur=_BLUR,
+        features, mean_noise=noise.mean, noise=noise.moments, **architecture.ways._asdict(),
         without=torch.from_numpy(tossed.out), seed=settings.test_seed,
     )  # fmt: skip
 
