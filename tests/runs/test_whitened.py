@@ -12,6 +12,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import Composed, Gaussian, RandomStopping, Reproducible, from_json
 from terrine.runs import job, whitened
 from terrine.runs.folder import Folder
+from tests.runs.conftest import SCHEMA, write_table
 
 ASKED = ("train", "--data", "digits", "--model", "scatter-linear", "--epsilon", 8, "--epochs", 10)
 BOTH = Composed([Gaussian(noise=2.5), Gaussian(noise=1.25)])
@@ -94,6 +95,22 @@ def test_rows_left_out_by_their_coin_do_not_move_it(tmp_path, monkeypatch):
     assert torch.equal(found["plain"].mean, found["out"].mean)
     assert torch.equal(found["plain"].channels, found["out"].channels)
     assert not torch.equal(found["plain"].mean, found["in"].mean)
+
+
+def test_a_large_table_is_whitened_for_a_linear_model_and_a_small_one_is_not(run, tmp_path):
+    (tmp_path / "people.schema.toml").write_text(SCHEMA)
+    write_table(tmp_path / "people.csv", rows=12_000)
+    write_table(tmp_path / "test.csv", rows=2000, seed=1)
+    asked = ("train", "people.csv", "--label", "ill", "--epsilon", 2, "--epochs", 8, "--test", "test.csv", "--json")
+    found = run(*asked, "--out", "large").read()
+    event = from_json(json.dumps(json.loads((tmp_path / "large" / "privacy.json").read_text())["events"]))
+    assert event.parts[0] == Composed([Gaussian(noise=30.0), Gaussian(noise=15.0)])
+    assert accounting.delta(event, epsilon=2.0) <= found["delta"]
+    assert found["results"]["accuracy"] > 0.9
+    assert run("predict", "large", "test.csv").output.startswith("prediction\n")
+    write_table(tmp_path / "people.csv", rows=400)
+    assert "whitening" not in run(*asked, "--out", "small").read()
+    assert "whitening" not in run(*asked, "--model", "mlp", "--out", "network").read()
 
 
 def test_tuning_pays_for_the_whitening_once(run, tmp_path):
