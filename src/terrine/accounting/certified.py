@@ -20,9 +20,9 @@ from scipy.optimize import brentq
 from terrine import check
 from terrine.accounting import gaussian
 from terrine.accounting.independent import Composition, Part
-from terrine.accounting.inversion import Inversion, Settings, choose
+from terrine.accounting.inversion import Inversion, choose
 from terrine.accounting.loss_distribution import LARGEST_LISTED, Cells, Losses, Pair, Side, lower, pair, upper
-from terrine.accounting.quadrature import Crowded, Nodes
+from terrine.accounting.quadrature import Crowded, Line, Nodes
 from terrine.accounting.renyi import gaussian_noise
 from terrine.accounting.saddle import log_saddle_delta, saddle, saddle_at
 from terrine.errors import UnsupportedEvent
@@ -143,8 +143,9 @@ class _Account:
 
     def __init__(self, event: Event) -> None:
         self._pairs: dict[tuple[Event, Cells, bool], Pair] = {}
-        self._on_nodes: dict[tuple[Event, bool], Losses] = {}
-        self.settings: Settings | None = None
+        self._lines: dict[Event, Line] = {}
+        self._on_nodes: dict[bool, Composition] = {}
+        self.curve: Inversion | None = None
         self.mu_squared = 0.0
         self.lattice: Counter[DiscreteGaussian] = Counter()
         self.others: Counter[Event] = Counter()
@@ -156,6 +157,14 @@ class _Account:
                     self.lattice[leaf] += times
                 case _:
                     self.others[leaf] += times
+                    self._draw(leaf)
+
+    def _draw(self, leaf: Event) -> None:
+        """A line for a sampled Gaussian, unless its noise is so small that nodes would lie too close together."""
+        match leaf:
+            case PoissonSampled(event=Gaussian(noise=noise), rate=rate, neighbours=Neighbours.ADD_REMOVE):
+                if noise > _LEAST_NOISE:
+                    self._lines[leaf] = Line(1 / noise, rate)
 
     @property
     def closed_form(self) -> _SampledGaussian | None:
@@ -173,7 +182,7 @@ class _Account:
     @property
     def has_nodes(self) -> bool:
         """Whether nodes serve any part."""
-        return any(self._nodes(leaf, True) for leaf in self.others)
+        return bool(self._lines)
 
     @property
     def directions(self) -> tuple[bool, ...]:
@@ -185,24 +194,21 @@ class _Account:
         self, side: Side, width: float, delta: float, forward: bool, tail: float = _TAIL, *, nodes: bool = True
     ) -> Composition:
         """Everything in one direction: on nodes where a part has them and they are wanted, else on cells."""
+        if nodes and forward in self._on_nodes:
+            return self._on_nodes[forward]
         parts = []
         for leaf, times in self.others.items():
-            if nodes and (found := self._nodes(leaf, forward)):
-                parts.append(Part(found, times))
+            if nodes and leaf in self._lines:
+                parts.append(Part(Losses.at(Nodes.of(self._lines[leaf], forward=forward)), times))
             else:
                 cells = Cells(width, tail * delta / (times * len(self.others)))
                 parts.append(Part(self._losses(leaf, cells, side, forward), times))
         lattice = sum(times / leaf.noise**2 for leaf, times in self.lattice.items())
         limit = min((2 * leaf.noise**2 * leaf.sensitivity for leaf in self.lattice), default=math.inf)
-        return Composition(tuple(parts), self.mu_squared, lattice, limit)
-
-    def _nodes(self, leaf: Event, forward: bool) -> Losses | None:
-        """The loss of a sampled Gaussian on nodes, unless its noise is so small that they would lie too close."""
-        match leaf:
-            case PoissonSampled(event=Gaussian(noise=noise), rate=rate, neighbours=Neighbours.ADD_REMOVE):
-                if noise > _LEAST_NOISE and (leaf, forward) not in self._on_nodes:
-                    self._on_nodes[leaf, forward] = Losses.at(Nodes.of(1 / noise, rate, forward=forward))
-        return self._on_nodes.get((leaf, forward))
+        found = Composition(tuple(parts), self.mu_squared, lattice, limit)
+        if found.all_nodes:
+            self._on_nodes[forward] = found
+        return found
 
     def _losses(self, leaf: Event, cells: Cells, side: Side, forward: bool) -> Losses:
         found = self._pair(leaf, cells, side)
@@ -223,10 +229,10 @@ class _Account:
             return self.closed_form.epsilon(delta, side)
         if (lost := self.composition(lower, 1.0, delta, forward=True).escaped) > delta:
             raise check.refuse("delta", delta, f"at least {lost:g}, with which the events fail outright")
+        if side is upper and self.composition(side, _COARSE, delta, forward=True).total_variation <= delta:
+            return 0.0  # delta(0) is small enough
         best = 0.0
         for forward in self.directions:
-            if side is upper and self.composition(side, _COARSE, delta, forward).total_variation <= delta:
-                continue  # delta(0) is small enough
             if side is upper and best > 0 and self._cheap_delta(side, best, delta, forward) <= delta:
                 continue  # even a cheap bound shows that this direction is the cheaper one
             best = max(best, self._epsilon(delta, side, forward))
@@ -269,7 +275,7 @@ class _Account:
         if not exact:
             curve = Inversion(fine, choose(scout, tilt, guess, delta, _PRECISION), is_upper, delta, guess)
             guess = _root(curve, delta, guess, is_upper)
-        self.settings = curve.settings
+        self.curve = curve
         found = _outward(curve, delta, guess, is_upper)
         doubt = curve.doubt_at(found)
         return (min(found, fine.largest) if is_upper else max(found, _from_largest(fine, delta))), doubt
@@ -323,23 +329,27 @@ class _Account:
             return scout.escaped, 0.0
         fine = scout if scout.all_nodes else self.composition(side, _FINE, scale, forward, nodes=nodes)
         curve = Inversion(fine, choose(scout, tilt, epsilon, scale, _PRECISION), side is upper, scale, epsilon)
-        self.settings = curve.settings
+        self.curve = curve
         value = curve(epsilon)
         return (min(1.0, value) if side is upper else max(0.0, value)), curve.doubt_at(epsilon)
 
     def _cheap_delta(self, side: Side, epsilon: float, scale: float, forward: bool) -> float:
-        """A proven bound on delta at `epsilon`, from settings that served the other direction."""
-        if self.settings is None:
+        """A proven bound on delta at `epsilon`, from nodes or settings that served the other direction."""
+        if (served := self.curve) is None:
             return 1.0
+        if served.composition.all_nodes:
+            with suppress(Crowded):
+                opposite = served.opposite()
+                return opposite(epsilon) if epsilon < opposite.composition.largest else 0.0
         for nodes in (True, False) if self.has_nodes else (False,):
             coarse = self.composition(side, _COARSE, scale, forward, nodes=nodes)
             if epsilon >= coarse.largest:
                 return coarse.escaped
+            tilt = served.settings.tilt
             if coarse.all_nodes:
-                fall_off = coarse.fall_off(self.settings.tilt)
-                settings = replace(self.settings, last=1.1 * self.settings.last, fall_off=fall_off)
+                settings = replace(served.settings, last=1.1 * served.settings.last, fall_off=coarse.fall_off(tilt))
             else:
-                settings = choose(coarse, self.settings.tilt, epsilon, scale, 1e-3)
+                settings = choose(coarse, tilt, epsilon, scale, 1e-3)
             with suppress(Crowded):
                 return Inversion(coarse, settings, True, scale, epsilon)(epsilon)
         return 1.0
@@ -375,8 +385,6 @@ def _root(curve: Inversion, delta: float, guess: float, is_upper: bool) -> float
         return math.log(max(curve(value), 1e-300) / delta)
 
     tilt = curve.settings.tilt
-    if is_upper and guess * tilt < 4 and excess(0.0) <= 0:
-        return 0.0
     low = max(guess, 0.02 / tilt)
     here, slope = excess(low), tilt
     for _ in range(6):  # log delta falls by about the tilt for each unit of epsilon
