@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terrine.accounting import certified
-from terrine.accounting.quadrature import GOAL, Crowded, Line, Nodes
+from terrine.accounting.quadrature import GOAL, Crowded, Grid, Line, Nodes
 from terrine.events import Gaussian, PoissonSampled, Repeated
 
 LAWS = [
@@ -71,7 +71,8 @@ def test_nodes_twice_as_far_apart_break_the_promise(law):
     """The bound is no bound on everything: it is what chooses the spacing."""
     mu, rate, tilt, frequency = law
     nodes, log_moment = served(mu, rate, tilt, frequency, forward=True)
-    sparse = replace(nodes, grid=replace(nodes.grid, step=2 * nodes.grid.step))
+    grid = nodes.grid
+    sparse = replace(nodes, grid=Grid(grid.line, 2 * grid.step, grid.low, grid.high))
     with mp.workdps(45):
         gap = exact_gap(sparse, mp.mpc(tilt, frequency))
     assert gap > GOAL * math.exp(log_moment)

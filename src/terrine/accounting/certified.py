@@ -266,7 +266,7 @@ class _Account:
         for _ in range(4):
             settings = choose(scout, tilt, guess, delta, _PRECISION if exact else _ROUGH)
             curve = Inversion(scout, settings, is_upper or not exact, delta, guess)
-            better = _root(curve, delta, guess, curve.is_upper)
+            better = _root(curve, delta, guess)
             close = abs(better - guess) * tilt < (1.0 if exact else 0.3)
             guess = better
             if close:
@@ -274,7 +274,7 @@ class _Account:
             tilt = saddle_at(scout, guess)
         if not exact:
             curve = Inversion(fine, choose(scout, tilt, guess, delta, _PRECISION), is_upper, delta, guess)
-            guess = _root(curve, delta, guess, is_upper)
+            guess = _root(curve, delta, guess)
         self.curve = curve
         found = _outward(curve, delta, guess, is_upper)
         doubt = curve.doubt_at(found)
@@ -378,7 +378,7 @@ def _left(composition: Composition, delta: float) -> float:
     return max(delta - composition.escaped, 1e-3 * delta)
 
 
-def _root(curve: Inversion, delta: float, guess: float, is_upper: bool) -> float:
+def _root(curve: Inversion, delta: float, guess: float) -> float:
     """Where `curve` crosses `delta`, near `guess`; 0 where it does not reach it."""
 
     def excess(value: float) -> float:

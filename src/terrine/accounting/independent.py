@@ -155,13 +155,12 @@ class Composition:
         """log M and its first two derivatives at `order`."""
         variance = self.gaussian + self.lattice
         value, mean, spread = variance * order * (order + 1) / 2, variance * (order + 0.5), variance
-        if self.parts:
-            flat = self._flat
-            top, sums = flat.sums(order * flat.loss[None, :], flat.powers)
-            means = sums[1] / sums[0]
-            value += float((top[0] + np.log(sums[0])) @ flat.times)
-            mean += float(means @ flat.times)
-            spread += max(0.0, float((sums[2] / sums[0] - means**2) @ flat.times))
+        tilted = self._flat.tilted(order) if self.parts else []
+        for part, (top, total, first, second) in zip(self.parts, tilted, strict=True):
+            own = first / total
+            value += part.times * (top + math.log(total))
+            mean += part.times * own
+            spread += part.times * max(0.0, second / total - own**2)
         return value, mean, spread
 
 
@@ -169,12 +168,13 @@ class _Flat:
     """All parts end to end, so that sums over each of them run in one sweep."""
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
-        self.loss = np.concatenate([part.losses.loss for part in parts])
-        self.mass = np.concatenate([part.losses.mass for part in parts])
-        self.sizes = np.array([part.losses.loss.size for part in parts])
+        losses = [part.losses for part in parts]
+        self.loss = np.concatenate([one.loss for one in losses]) if len(losses) > 1 else losses[0].loss
+        self.mass = np.concatenate([one.mass for one in losses]) if len(losses) > 1 else losses[0].mass
+        self.sizes = np.array([one.loss.size for one in losses])
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.times = np.array([part.times for part in parts], dtype=float)
-        self.escaped = np.array([part.losses.escaped for part in parts])
+        self.escaped = np.array([one.escaped for one in losses])
 
     @cached_property
     def powers(self) -> Floats:
@@ -191,6 +191,15 @@ class _Flat:
         top, sums = self.sums(exponent, self.mass)
         result: Floats = top + np.log(sums)
         return result
+
+    def tilted(self, order: float) -> list[list[float]]:
+        """For each part: the largest exponent order L, and the sums of mass L^k e^(order L - largest), k = 0, 1, 2."""
+        if self.sizes.size == 1:
+            exponent = order * self.loss
+            top = float(exponent.max())
+            return [[top, *(self.powers @ np.exp(exponent - top)).tolist()]]
+        tops, sums = self.sums(order * self.loss[None, :], self.powers)
+        return [[*one] for one in zip(tops[0].tolist(), *sums.tolist(), strict=True)]
 
     def sums(self, exponent: Floats, mass: Floats) -> tuple[Floats, Floats]:
         """Per row and part: the largest exponent, and the sum of mass e^(exponent - largest)."""

@@ -150,7 +150,7 @@ class Inversion:
         now = self.settings
         self.stretches, self.stop = self._serve() if self.beside is None else self._share(self.beside)
         if self.beside is None:
-            self.frequency = now.step * np.arange(math.ceil(self.stop / now.step) + 1)
+            self.frequency = now.step * np.arange(math.ceil(self.stop / now.step) + 1, dtype=np.float64)
             self.common = self._common()
         else:
             self.frequency, self.common = self.beside.frequency, self.beside.common
@@ -165,10 +165,11 @@ class Inversion:
 
     def _common(self) -> Complexes:
         """log of the integrand at epsilon 0 but for the parts' moments, which is the same in both directions."""
-        z: Complexes = 1j * self.frequency + self.settings.tilt
-        log_value: Complexes = np.log(self._kernel(z)) + math.log(self.settings.step / math.pi)
+        z = np.empty(self.frequency.size, dtype=complex)
+        z.real, z.imag = self.settings.tilt, self.frequency
+        log_value = np.log(self._kernel(z)) + math.log(self.settings.step / math.pi)
         log_value[0] -= math.log(2)
-        return log_value + self._smooth_part(z)
+        return np.asarray(log_value + self._smooth_part(z), dtype=complex)
 
     def _scale(self, log_size: Floats, doubt: Floats) -> None:
         """Sizes over a common scale, and the rounding error over it at epsilon 0 and for each unit of epsilon."""

@@ -53,7 +53,7 @@ _LOG_ROOT_2_PI = 0.5 * math.log(2 * math.pi)
 _LOG_BEFORE = float(log_ndtr(-_EDGE))
 _GENEROUS = 1.25
 """Cells reach farther than asked by this factor, so that what is asked next finds them made."""
-_STRIPS = 0.65 ** np.arange(6)
+_STRIPS: Floats = np.asarray(0.65 ** np.arange(6), dtype=float)
 """Strips to try, as shares of the widest: a fast oscillation grows too quickly away from the real axis."""
 
 
@@ -63,18 +63,22 @@ class Crowded(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """Points on a line, which stand for the loss of a sampled Gaussian; `strip` is a in the bound above."""
+    """Points on a line, which stand for the loss of a sampled Gaussian, by the bound of one of the line's strips."""
 
     grid: Grid
     forward: bool
-    strip: float
+    which: int
 
     @staticmethod
     def of(line: Line, *, forward: bool) -> Nodes:
         """Nodes that serve most tilts and frequencies."""
-        strip = line.widest
-        step = _dyadic(2 * math.pi * strip / (strip**2 / 2 + 3 * strip - _LOG_GOAL))
-        return Nodes(Grid(line, step, -_EDGE, line.mu + _EDGE), forward, strip)
+        step = _dyadic(2 * math.pi * line.widest / (line.widest**2 / 2 + 3 * line.widest - _LOG_GOAL))
+        return Nodes(Grid(line, step, -_EDGE, line.mu + _EDGE), forward, 0)
+
+    @property
+    def strip(self) -> float:
+        """a in the bound above."""
+        return float(self.grid.line.strips[self.which])
 
     def refined(self, tilt: float, frequency: float, log_moment: float, *, highest: float) -> Nodes:
         """Nodes that meet `GOAL` at this tilt and up to this frequency, and reach as far as the order `highest` asks.
@@ -93,25 +97,28 @@ class Nodes:
             high = max(high, self._cells(highest, 0.0).last_needed(self.power(highest), allowed, step))
         if high > _FARTHEST or step * _MOST < high - low:
             raise Crowded
-        return Nodes(Grid(line, step, low, high), self.forward, float(line.strips[best]))
+        return Nodes(Grid(line, step, low, high), self.forward, best)
 
     def opposite(self) -> Nodes:
         """The same points for the other direction, which they may not serve."""
-        return Nodes(self.grid, not self.forward, self.strip)
+        return Nodes(self.grid, not self.forward, self.which)
 
     def serve(self, tilt: float, frequency: float, log_moment: float) -> bool:
         """Whether they meet `GOAL` at this tilt and up to this frequency."""
         allowed, power, grid = log_moment + _LOG_GOAL, self.power(tilt), self.grid
         cells = self._cells(tilt, frequency)
-        if self._steps(cells, power, frequency, allowed).max() < grid.step:
+        among = slice(max(0, self.which - 1), self.which + 1)
+        if self._steps(cells, power, frequency, allowed, among).max() < grid.step:
             return False
         reach = cells.last_needed(power, allowed, grid.step)
         return grid.line.first_needed(power, allowed) >= grid.low and reach <= grid.high
 
-    def _steps(self, cells: _Cells, power: float, frequency: float, allowed: float) -> Floats:
+    def _steps(
+        self, cells: _Cells, power: float, frequency: float, allowed: float, among: slice = slice(None)
+    ) -> Floats:
         """The spacing that each strip allows."""
-        strips = self.grid.line.strips
-        size = cells.log_size(strips, power, frequency * cells.angles)
+        strips = self.grid.line.strips[among]
+        size = cells.log_size(strips, power, frequency * cells.angles[among])
         steps: Floats = 2 * math.pi * strips / np.maximum(1.0, size - allowed)
         return steps
 
@@ -232,43 +239,21 @@ class TiltedDensity:
         return min(by_variation, by_pairs)
 
 
-@dataclass(frozen=True, eq=False)
 class Grid:
     """Multiples of `step` from `low` to `high` on a line, with what both directions ask of them."""
 
-    line: Line
-    step: float
-    low: float
-    high: float
-
-    @cached_property
-    def x(self) -> Floats:
+    def __init__(self, line: Line, step: float, low: float, high: float) -> None:
+        self.line, self.step, self.low, self.high = line, step, low, high
+        first, last = math.floor(low / step), math.ceil(high / step)
+        self.first, self.last = step * first, step * last
+        self.x: Floats = step * np.arange(first, last + 1, dtype=np.float64)
         """The points, exact in floating point."""
-        first, last = math.floor(self.low / self.step), math.ceil(self.high / self.step)
-        return self.step * np.arange(first, last + 1, dtype=np.float64)
-
-    @property
-    def first(self) -> float:
-        return float(self.x[0])
-
-    @property
-    def last(self) -> float:
-        return float(self.x[-1])
-
-    @cached_property
-    def excess(self) -> Floats:
+        self.excess = line.excess(self.x)
         """u - 1."""
-        return self.line.excess(self.x)
-
-    @cached_property
-    def log_ratio(self) -> Floats:
+        self.log_ratio: Floats = np.log1p(self.excess)
         """log u."""
-        return np.asarray(np.log1p(self.excess), dtype=float)
-
-    @cached_property
-    def mass(self) -> Floats:
+        self.mass: Floats = np.exp(-0.5 * self.x**2) * (step / math.sqrt(2 * math.pi))
         """`step` times the density under Q."""
-        return np.asarray(np.exp(-0.5 * self.x**2) * (self.step / math.sqrt(2 * math.pi)), dtype=float)
 
 
 class Line:
@@ -279,7 +264,7 @@ class Line:
         self.stay = math.log1p(-rate)
         self.widest = min(math.sqrt(-2 * _LOG_GOAL), math.pi / (2 * mu))
         """Half the width of the widest strip: the best for a normal density, or as wide as the bounds on u hold."""
-        self.strips = _STRIPS * self.widest
+        self.strips: Floats = _STRIPS * self.widest
         self._made: _Cells | None = None
 
     def excess(self, x: Floats) -> Floats:
@@ -304,14 +289,14 @@ class Line:
             return -_EDGE
         for low in _LOWS:
             log_before, pull = self.log_before(low, power, np.ones(1))
-            if pull[0] < -low and log_before[0] <= allowed:  # rising up to there: nodes add up to less than the integral
+            if pull[0] < -low and log_before[0] <= allowed:  # it rises up to there, so that nodes add up to less
                 return low
         raise Crowded
 
     def log_before(self, x: float, power: float, cosine: Floats) -> tuple[Floats, Floats]:
         """log of a bound on the integral of phi |u|^p up to x < 0 for p < 0, where r turns by angles of these cosines.
 
-        |u| >= v = 1-q + r cos, and log v is convex: with s = r cos/v at x, v^p <= v(x)^p e^(-b (y-x)) where b = -p mu s.
+        |u| >= v = 1-q + r cos, and log v is convex: v(y)^p <= v(x)^p e^(-b (y-x)) where b = -p mu r cos / v at x.
         Returns b, too.
         """
         risen = self.rate * math.exp(self.mu * x - self.mu**2 / 2) * cosine
