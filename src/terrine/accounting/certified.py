@@ -54,6 +54,8 @@ _COARSE = 0.15
 """The same for looking around, and for cheap bounds that need not be tight."""
 _PRECISION, _ROUGH = 2e-5, 5e-3
 """Relative error in epsilon that smoothing may cause, in the answer and while looking around."""
+_SETTLED = 0.03
+"""Relative change of epsilon past which the settings that gave it were not made for it."""
 _TAIL = 1e-5
 """Share of delta that may escape through the atoms' tails."""
 _STEEP = 150.0
@@ -97,7 +99,7 @@ def bounds(event: Event, *, delta: float) -> Bounds:
     delta = check.open_unit("delta", delta)
     account = _Account(event)
     high = account.epsilon(delta, upper)
-    return Bounds(min(account.epsilon(delta, lower), high), high)
+    return Bounds(min(account.epsilon(delta, lower, near=high), high), high)
 
 
 def delta_bounds(event: Event, *, epsilon: float) -> Bounds:
@@ -224,7 +226,7 @@ class _Account:
             self._pairs[key] = pair(leaf, cells, side)
         return self._pairs[key]
 
-    def epsilon(self, delta: float, side: Side) -> float:
+    def epsilon(self, delta: float, side: Side, near: float = 0.0) -> float:
         if self.closed_form is not None:
             return self.closed_form.epsilon(delta, side)
         if (lost := self.composition(lower, 1.0, delta, forward=True).escaped) > delta:
@@ -235,34 +237,36 @@ class _Account:
         for forward in self.directions:
             if side is upper and best > 0 and self._cheap_delta(side, best, delta, forward) <= delta:
                 continue  # even a cheap bound shows that this direction is the cheaper one
-            best = max(best, self._epsilon(delta, side, forward))
+            best = max(best, self._epsilon(delta, side, forward, near))
         return best
 
-    def _epsilon(self, delta: float, side: Side, forward: bool) -> float:
+    def _epsilon(self, delta: float, side: Side, forward: bool, near: float) -> float:
         """One direction: on nodes; else on cells; where a long thin tail drowns the sum, without its end."""
         found: list[float] = []
         for tail, nodes in ((_TAIL, True), (_TAIL, False), (100 * _TAIL, False)):
             if nodes and not self.has_nodes:
                 continue
             with suppress(Crowded):
-                value, doubt = self._attempt(delta, side, forward, tail, nodes=nodes)
+                value, doubt = self._attempt(delta, side, forward, tail, near, nodes=nodes)
                 found.append(value)
                 if doubt <= _DOUBTFUL * delta:
                     break
         return min(found) if side is upper else max(found)
 
-    def _attempt(self, delta: float, side: Side, forward: bool, tail: float, *, nodes: bool) -> tuple[float, float]:
-        """A saddle-point guess, refined on coarse cells, certified on fine ones or nodes; and how much was doubt."""
+    def _attempt(
+        self, delta: float, side: Side, forward: bool, tail: float, near: float, *, nodes: bool
+    ) -> tuple[float, float]:
+        """What it is near to, or a saddle-point guess, refined on coarse cells, certified on fine ones or nodes; and how much was doubt."""
         is_upper = side is upper
         scout = self.composition(side, _COARSE, delta, forward, tail, nodes=nodes)
         exact = scout.all_nodes
         fine = scout if exact else self.composition(side, _FINE, delta, forward, tail, nodes=nodes)
         if fine.escaped >= delta:
             return fine.largest, 0.0
-        tilt, guess = saddle(scout, _left(scout, delta))
+        tilt, guess = (saddle_at(scout, near), near) if near else saddle(scout, _left(scout, delta))
         if tilt * guess > _STEEP:  # a coarse guess would be many widths of the integrand away
             scout = fine
-            tilt, guess = saddle(fine, _left(fine, delta))
+            tilt, guess = (saddle_at(fine, near), near) if near else saddle(fine, _left(fine, delta))
         for _ in range(4):
             settings = choose(scout, tilt, guess, delta, _PRECISION if exact else _ROUGH)
             curve = Inversion(scout, settings, is_upper or not exact, delta, guess)
@@ -272,9 +276,12 @@ class _Account:
             if close:
                 break
             tilt = saddle_at(scout, guess)
-        if not exact:
+        for _ in range(0 if exact else 3):
             curve = Inversion(fine, choose(scout, tilt, guess, delta, _PRECISION), is_upper, delta, guess)
-            guess = _root(curve, delta, guess)
+            before, guess = guess, _root(curve, delta, guess)
+            if abs(guess - before) <= _SETTLED * guess:
+                break  # else what may be neglected was chosen for another epsilon
+            scout, tilt = fine, saddle_at(fine, guess)
         self.curve = curve
         found = _outward(curve, delta, guess, is_upper)
         doubt = curve.doubt_at(found)
