@@ -256,7 +256,10 @@ class _Account:
     def _attempt(
         self, delta: float, side: Side, forward: bool, tail: float, near: float, *, nodes: bool
     ) -> tuple[float, float]:
-        """What it is near to, or a saddle-point guess, refined on coarse cells, certified on fine ones or nodes; and how much was doubt."""
+        """A value it is near to or a saddle-point guess, refined on coarse cells, certified on fine ones or nodes.
+
+        Returns epsilon, and how much of delta was doubt.
+        """
         is_upper = side is upper
         scout = self.composition(side, _COARSE, delta, forward, tail, nodes=nodes)
         exact = scout.all_nodes
