@@ -107,9 +107,9 @@ TASKS = {
         rate=0.1,
         lot=96,
         steps=16,
-        teachers=150,
+        teachers=100,
         shots=6,
-        queries=30,
+        queries=24,
     ),
 }
 
@@ -393,7 +393,7 @@ def rows() -> dict[str, Row]:
         "sst2-pate-1": by_votes(sst2, 0.99, 24, 0),
         "sst2-pate-0.5": by_votes(sst2, 0.49, 12, 0),
         "sst2-ensemble": ensemble(sst2, 20),
-        "trec-pate-1": by_votes(trec, 0.99, 30, 0),
+        "trec-pate-1": by_votes(trec, 0.99, 24, 0),
         "trec-dpsgd-3": soft(trec, 3.0, 0),
         "trec-dpsgd-1": soft(trec, 1.0, 0),
         "trec-soft": soft(trec, None, 0),
@@ -401,7 +401,7 @@ def rows() -> dict[str, Row]:
         "sst2-dpsgd-3": soft(sst2, 3.0, 0),
         "sst2-dpsgd-1": soft(sst2, 1.0, 0),
         "sst2-soft": soft(sst2, None, 0),
-        "trec-pate-0.5": by_votes(trec, 0.49, 15, 0),
+        "trec-pate-0.5": by_votes(trec, 0.49, 12, 0),
         "trec-ensemble": ensemble(trec, 20),
         "trec-few-shot": few_shot(trec, 0, False),
     }
