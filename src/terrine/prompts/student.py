@@ -3,7 +3,7 @@
 The labels come from the teachers through noise and are paid for; whatever is done with them costs nothing more. A
 candidate shows some of the labelled texts and is scored on the others:
 
-    score  =  mean over texts not shown of P(label | prompt, text)       under each of three calibrations
+    score  =  mean over texts not shown of P(label | prompt, text)       under one or more calibrations
 
 Demonstrations are shown only where prompts with some lead the empty one on average, so that the student falls back on
 the model's own knowledge and not on a lucky draw.
@@ -115,10 +115,11 @@ def choose(
     """The best of some prompts made from public `texts` and the `labels` bought for them.
 
     Each candidate is scored by the mean probability that it gives to the labels of the texts that it does not show: as
-    it is, calibrated on content-free inputs, and calibrated so that its answers to the labelled and the `unlabelled`
-    texts together are as frequent as the labels. A prompt with demonstrations is taken only if all those under its
-    calibration lead the empty prompt, on average, by a standard error: the best of many noisy scores is otherwise a
-    lucky one.
+    it is, calibrated on content-free inputs, and calibrated on all texts, so that its answers are about as frequent as
+    the labels (halfway to even ones: labels are few). With `unlabelled` public texts there are enough for the last way,
+    and it is not left to a few labels to choose among the three. A prompt with demonstrations is taken only if all
+    those under its calibration lead the empty prompt, on average, by a standard error: the best of many noisy scores is
+    otherwise a lucky one.
 
     Guarantee: post-processing of the labels; it costs nothing.
 
@@ -177,10 +178,9 @@ def _scored(
     asked = [prompt.template.question(text) for text in [*(text for text, _ in others), *unlabelled, *calibration]]
     answered = backend.log_probabilities(prompt.text, asked, prompt.template.words)
     content, free = answered[: len(others) + len(unlabelled)], answered[len(others) + len(unlabelled) :]
-    counts = np.bincount([label for _, label in known], minlength=prompt.template.classes) + 1.0
-    priors: list[Floats | None] = [prior(content) - np.log(counts / counts.sum()), None]
-    if len(free):
-        priors.insert(0, prior(free))
+    priors: list[Floats | None] = [prior(content) - np.log(_frequencies(known, prompt.template.classes))]
+    if not len(unlabelled):
+        priors += [None, *([prior(free)] if len(free) else [])]
     result = []
     for one in priors:
         scores = _normalised(content if one is None else content - one)
@@ -188,6 +188,13 @@ def _scored(
         made = dataclasses.replace(prompt, prior=None if one is None else tuple(one.tolist()))
         result.append(Scored(made, dict(zip([text for text, _ in others], given, strict=True))))
     return result
+
+
+def _frequencies(known: list[tuple[str, int]], classes: int) -> Floats:
+    """How frequent each class is: the mean of what the labels say and of even shares."""
+    counts = np.bincount([label for _, label in known], minlength=classes) / len(known)
+    found: Floats = (counts + 1 / classes) / 2
+    return found
 
 
 def _ahead(family: Sequence[Mapping[str, float]], empty: Mapping[str, float]) -> float:
