@@ -10,16 +10,16 @@ dividing by the lot.
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from terrine.sgd.threads import spread
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -46,14 +46,8 @@ class Normals:
         """Add to the arrays in place, with the bits of the segments from `first` on; how many that took."""
         blocks = _cut(arrays)
         waiting = iter(enumerate(blocks, first))
-        threads = torch.get_num_threads()
-        helping = [_pool(threads).submit(self._work, waiting) for _ in range(min(threads, len(blocks)) - 1)]
-        try:
-            self._work(waiting)
-        finally:
-            failed = [helper.exception() for helper in helping]
-        for error in filter(None, failed):
-            raise error
+        threads = min(torch.get_num_threads(), len(blocks))
+        spread([partial(self._work, waiting)] * max(threads, 1))
         return len(blocks)
 
     def _work(self, waiting: Iterator[tuple[int, list[Floats]]]) -> None:
@@ -140,13 +134,3 @@ def _workspace() -> tuple[Words, Floats, Floats]:
 
 
 _kept = threading.local()
-
-
-@lru_cache(maxsize=1)
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads that live on with their buffers."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="terrine-noise")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of its parent's threads
