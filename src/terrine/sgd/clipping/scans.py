@@ -27,8 +27,8 @@ def scan(
 ) -> tuple[Tensor, State, Tensor]:
     """Outputs (time, n, width), the last state, and h' of every step.
 
-    `inputs` (time, n, gates) is x of all steps, `first` the state before the first, one or two of (n, width). The
-    backward pass puts the gradient of U h' + b into `hidden`.
+    `inputs` (time, n, gates) is x of all steps, contiguous, and overwritten; `first` the state before the first, one or
+    two of (n, width). The backward pass puts the gradient of U h' + b into `hidden`.
     """
     outputs, *last = _Scan.apply(_KINDS[kind], weight, bias, hidden, inputs, *first)  # type: ignore[no-untyped-call]
     return outputs, tuple(last), torch.cat([first[0].detach().unsqueeze(0), outputs.detach()[:-1]])
@@ -53,7 +53,7 @@ class _Scan(torch.autograd.Function):
 
 def _plain(squash: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> Any:
     def run(inputs: Tensor, first: State, weight: Tensor, bias: Tensor | None) -> Any:
-        outputs, across = _with_bias(inputs, bias), weight.t()
+        outputs, across = inputs.clone() if bias is None else inputs + bias, weight.t()
         (state,) = first
         for step in outputs.unbind(0):
             state = squash(step.addmm_(state, across))
@@ -71,7 +71,7 @@ def _plain(squash: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
 
 
 def _lstm(inputs: Tensor, first: State, weight: Tensor, bias: Tensor | None) -> Any:
-    gates, across = _with_bias(inputs, bias), weight.t()
+    gates, across = inputs if bias is None else inputs.add_(bias), weight.t()
     outputs, cells, bent = (inputs.new_empty(*inputs.shape[:2], weight.shape[1]) for _ in range(3))
     state, cell = first
     enter, forget, new, leave = gates.chunk(4, dim=-1)
@@ -114,22 +114,21 @@ def _lstm_back(
 
 def _gru(inputs: Tensor, first: State, weight: Tensor, bias: Tensor | None) -> Any:
     time, n, width = *inputs.shape[:2], weight.shape[1]
-    hidden, gates = inputs.new_empty(inputs.shape), inputs.new_empty(inputs.shape)  # u and r, z, n
-    across, bias = weight.t(), weight.new_zeros(3 * width) if bias is None else bias
+    hidden, across = inputs.new_empty(inputs.shape), weight.t()
+    bias = weight.new_zeros(3 * width) if bias is None else bias
     outputs = inputs.new_empty(time, n, width)
-    parts = (hidden, outputs, *(t.narrow(-1, at, size) for t, at, size in (
-        (inputs, 0, 2 * width), (hidden, 0, 2 * width), (gates, 0, 2 * width), (inputs, 2 * width, width),
-        (hidden, 2 * width, width), (gates, 0, width), (gates, width, width), (gates, 2 * width, width),
-    )))  # fmt: skip
+    two, two_u = inputs.narrow(-1, 0, 2 * width), hidden.narrow(-1, 0, 2 * width)
+    r, z, new = inputs.chunk(3, dim=-1)  # overwritten with the gates
+    parts = (hidden, outputs, two, two_u, r, z, new, hidden.narrow(-1, 2 * width, width))
     (state,) = first
-    for u, out, two_in, two_u, two, new_in, new_u, r, z, new in zip(*(p.unbind(0) for p in parts), strict=True):
+    for u, out, both, both_u, reset, update, fresh, new_u in zip(*(part.unbind(0) for part in parts), strict=True):
         torch.addmm(bias, state, across, out=u)
-        torch.add(two_in, two_u, out=two).sigmoid_()
-        torch.addcmul(new_in, r, new_u, out=new).tanh_()
-        state = torch.lerp(new, state, z, out=out)
+        both.add_(both_u).sigmoid_()
+        fresh.addcmul_(reset, new_u).tanh_()
+        state = torch.lerp(fresh, state, update, out=out)
 
     def back(outputs: Tensor, gradient: Tensor, last: State) -> Any:
-        return _gru_back(gates, hidden, outputs, first[0], weight, gradient, last)
+        return _gru_back(inputs, hidden, outputs, first[0], weight, gradient, last)
 
     return outputs, (state.clone(),), back
 
@@ -154,10 +153,6 @@ def _gru_back(
         four.mul_(state.unsqueeze(1))
         state.mul_(keep).addmm_(u, weight)
     return torch.cat([of_r, of_z, of_new], dim=-1), of_hidden, (state,)
-
-
-def _with_bias(inputs: Tensor, bias: Tensor | None) -> Tensor:
-    return inputs.clone(memory_format=torch.contiguous_format) if bias is None else (inputs + bias).contiguous()
 
 
 _KINDS: dict[str, Any] = {

@@ -91,7 +91,7 @@ def _layer(
     w_in, w_hidden, *rest = weights
     b_in, b_hidden = (rest[0], rest[1]) if len(rest) >= 2 else (None, None)
     with tape:
-        inputs = functional.linear(x, w_in, b_in)
+        inputs = functional.linear(x.contiguous(), w_in, b_in)
     where = tape.where(inputs)
     trained_state = any(tape.piece(part) is not None for part in state)
     alike = {part.dtype for part in (inputs, w_hidden, *state)} == {inputs.dtype}
