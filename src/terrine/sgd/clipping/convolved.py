@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from terrine.sgd.clipping import patches, workspace
-from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.contribution import Contribution, Dense, squared_rows
+from terrine.sgd.clipping.depthwise import gradients, is_depthwise
 from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.patches import Geometry, Layout
 from terrine.sgd.clipping.scratch import scratch
@@ -85,6 +86,9 @@ class Convolved:
 
     def _direct(self) -> tuple[Tensor, Tensor]:
         """The gradients, (bands, n, outputs * the rest), and their squared norms while each is still in cache."""
+        if (self._rows is None or self._squares is None) and is_depthwise(self.geometry, self.image):
+            rows = gradients(self.geometry, self.image, self.out)
+            self._rows, self._squares = rows.unsqueeze(0), squared_rows(rows)
         if self._rows is None or self._squares is None:
             n, bands, groups = len(self.image), self._bands(), self.geometry.groups
             step = self._step(_CACHE * bands, self._patch_numbers())
