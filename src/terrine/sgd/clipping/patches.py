@@ -89,7 +89,7 @@ def patches(geometry: Geometry, image: Tensor, most: int) -> Layout:
 
 
 def columns(geometry: Geometry, image: Tensor, most: int) -> Layout:
-    """The same for one group and no dilation of the first dimension, whose positions come last."""
+    """The same for one group and no dilation of the first dimension."""
     border = Border(geometry, image, most)
     base, places = border.base, geometry.places(image)
     between, inside = geometry.steps(base)
@@ -97,8 +97,8 @@ def columns(geometry: Geometry, image: Tensor, most: int) -> Layout:
     strides = (*between[1:], base.stride(1), *inside[1:], base.stride(-1))
     lines = _copy("lines", base, shape, strides, most)
     rest, run = prod(places[1:]), prod(geometry.kernel[1:]) * base.shape[-1]
-    shape = (rest, places[0], geometry.kernel[0] * run)
-    strides = (base.shape[1] * run, geometry.stride[0] * run, 1)
+    shape = (places[0], rest, geometry.kernel[0] * run)
+    strides = (geometry.stride[0] * run, base.shape[1] * run, 1)
 
     def lay(start: int, stop: int) -> list[Tensor]:
         copy = _copy("patches", lines(border(start, stop)), shape, strides, most)
