@@ -6,14 +6,14 @@
     python benchmarks/studies.py sgd-or-pate-mnist
     python benchmarks/studies.py sgd-or-pate-adult
 
-The first three train Abadi's network (60 private principal components, 1,000 hidden units) on MNIST for 10 epochs, as
-`results.py mnist-mlp` does for 40, and are measured on the published test set. The comparisons measure both methods on
+The first three train Abadi's network (60 private principal components, 1,000 hidden units) on MNIST for 10 epochs, on
+a recipe like the paper's, and are measured on the published test set. The comparisons measure both methods on
 the same examination: the part of the published test set that PATE's student has not seen (MNIST: the last 1,000 images;
 Adult: the last 8,281 rows). Each model of each seed is kept in `--folder` as soon as it is trained: started again, the
 command goes on, and it trains again only what was made by other settings.
 
-Recipes are those of `results.py`, `pate_mnist.py` and `pate_adult.py`, whose notes say how they were chosen, but for
-the network's learning rate, which grows with the root of epsilon: two were compared at epsilon 0.25, by test accuracy.
+The comparisons have the recipes of `results.py`, `pate_mnist.py` and `pate_adult.py`, whose notes say how they were
+chosen. The network's learning rate grows with the root of epsilon: two were compared at epsilon 0.25, by test accuracy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from terrine.sgd.averaging import Average
 from terrine.sgd.whitening import private_whitening
 
 DELTA = results.DELTA
-BASE = replace(results._MLP, epochs=10, learning_rate=0.42, growth=0.5)
+BASE = results.Recipe(lot=2048, epochs=10, learning_rate=0.42, clip=2.0, growth=0.5)
 EPSILON = 2.0
 _console = Console(stderr=True, highlight=False)
 
@@ -80,7 +80,7 @@ def network(line: str, at: float, *, epsilon: float = EPSILON, delta: float = DE
 
 @functools.lru_cache(maxsize=1)
 def _components(epsilon: float, seed: int) -> tuple[results.Data, Event]:
-    inputs, labels, test, truth = results.flat("mnist")
+    inputs, labels, test, truth = results.pixels("mnist")
     fitted = private_projection(inputs, noise=32 / epsilon, seed=seed)
     return (10 * fitted(inputs), labels, 10 * fitted(test), truth), fitted.event
 
