@@ -231,12 +231,14 @@ def main() -> None:
 def measured(folder: Path, point: Point, seed: int) -> dict[str, Any]:
     """One model: kept from an earlier run by the same settings, or trained now."""
     words = "-".join("".join(one if one.isalnum() or one == "." else " " for one in point.line.lower()).split())
-    path = folder / f"{words}-at-{point.at:.4g}-seed-{seed}.json"
+    path = folder / f"{words}-at-{_short(point.at)}-seed-{seed}.json"
     fresh = not path.exists()
     found = keeping.once(path, point.settings, lambda: point.make(seed))
     if fresh:
         seconds = found["cpu_seconds"]
-        _console.print(f"{point.line}, {point.at:.4g}, seed {seed}: {100 * found['accuracy']:.2f}% in {seconds:.0f} s")
+        _console.print(
+            f"{point.line}, {_short(point.at)}, seed {seed}: {100 * found['accuracy']:.2f}% in {seconds:.0f} s"
+        )
     return found | {"line": point.line, "at": point.at, "seed": seed}
 
 
@@ -247,7 +249,7 @@ def show(name: str, study: Study, found: list[dict[str, Any]]) -> None:
         shares = [100 * one["accuracy"] for one in same]
         spread = f" ± {statistics.stdev(shares):.2f}" if len(shares) > 1 else ""
         cost = max(one["epsilon"] for one in same)
-        shown.add_row(line, f"{at:.4g}", f"{cost:.4f}", f"{statistics.mean(shares):.2f}{spread}", str(len(same)))
+        shown.add_row(line, _short(at), f"{cost:.4f}", f"{statistics.mean(shares):.2f}{spread}", str(len(same)))
     Console(width=120).print(shown)
 
 
@@ -269,7 +271,7 @@ def draw(study: Study, found: list[dict[str, Any]], to: Path) -> None:
         axes.errorbar([at for at, _ in points], means, yerr=bars, fmt="o-", color=colour, capsize=3, ms=4, label=line)
     axes.set(xscale="log", xlabel=study.axis, ylabel="accuracy, %")
     ticks = sorted({at for _, at in places})
-    axes.set_xticks(ticks, [f"{at:.3g}" for at in ticks], fontsize=8)
+    axes.set_xticks(ticks, [_short(at) for at in ticks], fontsize=8)
     axes.minorticks_off()
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -283,6 +285,10 @@ def _places(found: list[dict[str, Any]]) -> dict[tuple[str, float], list[dict[st
     for one in found:
         places.setdefault((one["line"], one["at"]), []).append(one)
     return places
+
+
+def _short(number: float) -> str:
+    return f"{number:.4g}" if number < 1000 else f"{number:.0f}"
 
 
 _COLOURS = ("#b0413e", "#2f6690", "#3a7d44")
