@@ -189,7 +189,7 @@ def _studies() -> dict[str, Study]:
 
 
 def _on_mnist() -> Iterable[Point]:
-    for row in ("certified", "confident", "gaussian"):
+    for row in ("few", "certified", "confident", "gaussian"):
         cost = _cost(row)
         yield by_pate_on_mnist(row, cost)
         for way in (by_sgd, by_sgd_replacing):
