@@ -58,8 +58,8 @@ class Dense:
         return squared_rows(rows)
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        rows = self.rows.reshape(len(self.rows), -1)
-        if rows.dtype == total.dtype == factor.dtype:
+        rows = self.rows.flatten(1) if self.rows.dim() > 1 else self.rows.unsqueeze(1)
+        if rows.dtype is total.dtype is factor.dtype:
             total.view(-1).addmv_(rows.t(), factor, beta=float(not fresh))
         else:
             total.view(-1).addmv_(rows.t().to(total.dtype), factor.to(total.dtype), beta=float(not fresh))
@@ -103,15 +103,15 @@ class Outer:
         if self._rows is not None:
             Dense(self._rows).add_to(total, factor, fresh)
             return
-        scale = factor.to(self.gradients.dtype).view(-1, 1, 1)
+        scale = factor if factor.dtype is self.gradients.dtype else factor.to(self.gradients.dtype)
         inputs, gradients = self.inputs, self.gradients
         if inputs.shape[2] < gradients.shape[2]:
-            inputs = inputs * scale
+            inputs = inputs * scale.view(-1, 1, 1)
         else:
-            gradients = gradients * scale
+            gradients = gradients * scale.view(-1, 1, 1)
         flat = total.view(gradients.shape[2], inputs.shape[2])
         left, right = gradients.flatten(0, 1).t(), inputs.flatten(0, 1)
-        if total.dtype != right.dtype:
+        if total.dtype is not right.dtype:
             left, right = left.to(total.dtype), right.to(total.dtype)
         if _is_skinny(len(flat), *right.shape):
             _add_by_short_blocks(flat, left, right, fresh)
