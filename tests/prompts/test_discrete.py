@@ -8,7 +8,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import Budget
 from terrine.prompts import DiscretePrompt, Local, Template, choose, vote
 from terrine.prompts.calibration import answers, prior
-from terrine.prompts.student import calibrated
+from terrine.prompts.student import _ahead, calibrated
 from terrine.prompts.teachers import balanced
 from terrine.prompts.voting import confident, record
 from terrine.rng import Seeded
@@ -170,6 +170,50 @@ def test_a_prompt_that_helps_every_text_is_taken():
     texts = ["fun", "great", "good fun", "a fun film", "dull", "awful", "not good and dull", "a long film"]
     chosen = choose(Helped(), TEMPLATE, texts, [0, 0, 0, 0, 1, 1, 1, 1], shots=2)
     assert len(chosen.demonstrations) == 2
+
+
+def test_one_lucky_prompt_among_poor_ones_is_not_taken():
+    """Showing "great" makes the model sure and right; other demonstrations make it guess. On average they hurt."""
+
+    class Lucky(Server):
+        def log_probabilities(self, prompt, questions, words):
+            found = super().log_probabilities(prompt, questions, words)
+            sure = 5 * found - np.logaddexp.reduce(5 * found, axis=1, keepdims=True)
+            return sure if " great Mood" in prompt else np.log(np.full_like(found, 0.5)) if "Mood" in prompt else found
+
+    texts = ["fun", "great", "good fun", "a fun film", "dull", "awful", "not good and dull", "a long film"]
+    labels = [0, 0, 0, 0, 1, 1, 1, 1]
+    server = Lucky()
+    assert choose(server, TEMPLATE, texts, labels, shots=2, candidates=12).demonstrations == ()
+    assert any(" great Mood" in prompt for prompt, _ in server.asked)  # it was among the candidates
+
+
+def test_the_lead_is_a_mean_over_prompts_then_texts_less_a_standard_error():
+    empty = {"a": 0.2, "b": 0.4, "c": 0.6}
+    family = [{"a": 0.5, "b": 0.5}, {"b": 0.7, "c": 0.9}]
+    leads = [0.3, 0.2, 0.3]  # of b, the mean of 0.1 and 0.3
+    mean = sum(leads) / 3
+    deviation = (sum((one - mean) ** 2 for one in leads) / 2) ** 0.5
+    assert _ahead(family, empty) == pytest.approx(mean - deviation / 3**0.5)
+    assert _ahead([{"a": 0.9}], empty) == 0.0  # one text has no standard error
+
+
+def test_unlabelled_public_texts_steady_the_calibration():
+    """Where the model leans, the taken-out prior is that of all public texts, at the labels' own frequencies."""
+
+    class Leaning(Server):
+        def log_probabilities(self, prompt, questions, words):
+            scores = super().log_probabilities(prompt, questions, words) + np.array([4.0, 0.0])
+            return scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+
+    texts, labels, more = ["fun", "dull", "great fun", "awful"], [0, 1, 0, 1], ["good", "a long film", "a dull film"]
+    server = Leaning()
+    chosen = choose(server, TEMPLATE, texts, labels, shots=1, candidates=1, calibration=(), unlabelled=more)
+    found = server.log_probabilities(chosen.text, [TEMPLATE.question(text) for text in [*texts, *more]], TEMPLATE.words)
+    assert chosen.demonstrations == ()
+    np.testing.assert_allclose(chosen.prior, np.log(np.exp(found).mean(axis=0)) - np.log(0.5))
+    assert chosen.predict(server, texts).tolist() == labels
+    assert Leaning().log_probabilities("", texts, ("a", "b")).argmax(axis=1).tolist() == [0, 0, 0, 0]
 
 
 def test_abstentions_are_left_out_and_too_few_labels_refused():

@@ -179,4 +179,4 @@ def _is_simple(tensor: Tensor) -> bool:
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
-_ZEROS = memoryview(bytes(1 << 18))
+_ZEROS = memoryview(bytes(1 << 16))

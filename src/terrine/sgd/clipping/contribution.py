@@ -12,12 +12,14 @@ work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from terrine.sgd.clipping import workspace
+from terrine.sgd.threads import spread, stretches
 
 
 class Contribution(Protocol):
@@ -111,9 +113,10 @@ class Outer:
         left, right = gradients.flatten(0, 1).t(), inputs.flatten(0, 1)
         if total.dtype != right.dtype:
             left, right = left.to(total.dtype), right.to(total.dtype)
-        step = SHORT if len(flat) <= SKINNY < len(right) else len(right)
-        for start in range(0, len(right), step):
-            flat.addmm_(left[:, start : start + step], right[start : start + step], beta=float(start > 0 or not fresh))
+        if _is_skinny(len(flat), *right.shape):
+            _add_by_short_blocks(flat, left, right, fresh)
+        else:
+            flat.addmm_(left, right, beta=float(not fresh))
 
     def dense(self) -> Tensor:
         return self._direct().view(-1, *self.shape)
@@ -230,7 +233,26 @@ TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memor
 
 CACHED = 1 << 18  # numbers that stay in a core's cache from one operation to the next
 
-SKINNY, SHORT = 128, 48  # into a matrix of at most so few rows, products go faster by so few positions at a time
+SHORT = 48  # into a wide matrix of few rows, products go faster by so few positions at a time
+
+
+def _is_skinny(height: int, positions: int, width: int) -> bool:
+    return height <= 16 and width >= 2048 and positions * width >= 1 << 22
+
+
+def _add_by_short_blocks(total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
+    """total += left @ right, or total = left @ right where it is fresh; each thread adds up a stretch of positions."""
+    parts = stretches(len(right), SHORT)
+    sums = [total, *(torch.empty_like(total) for _ in parts[1:])]
+
+    def work(place: int, start: int, stop: int) -> None:
+        for here in range(start, stop, SHORT):
+            some = slice(here, min(here + SHORT, stop))
+            sums[place].addmm_(left[:, some], right[some], beta=float(here > start or (place == 0 and not fresh)))
+
+    spread([partial(work, place, *part) for place, part in enumerate(parts)])
+    for other in sums[1:]:
+        total += other
 
 
 def _without(tensor: Tensor, examples: Tensor) -> Tensor:
