@@ -7,10 +7,10 @@ Every model of every seed is kept in `--folder` as soon as it is trained: starte
 trains again only what was made by another recipe. Fixed features are kept as `features.py` says.
 
 The training part plays the private data. Recipes were chosen on the last 10,000 examples of the training part
-(MNIST, Fashion, CIFAR-10) or on test accuracy as the papers did (Adult): a real run has no such luxury. Noise comes from the seeds, so that
-figures can be checked: the certified epsilon is what the same plan costs with fresh noise. Data sets are read from
-$TERRINE_DATA, or fetched. $DIFFPRIVLIB_PYTHON names an interpreter that has diffprivlib (with scikit-learn below 1.8);
-without it that method is left out.
+(MNIST, Fashion, CIFAR-10) or on test accuracy as the papers did (Adult): a real run has no such luxury. Noise comes
+from the seeds, so that figures can be checked: the certified epsilon is what the same plan costs with fresh noise. Data
+sets are read from $TERRINE_DATA, or fetched. $DIFFPRIVLIB_PYTHON names an interpreter that has diffprivlib (with
+scikit-learn below 1.8); without it that method is left out.
 """
 
 from __future__ import annotations
