@@ -12,12 +12,15 @@ work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from terrine.sgd.clipping import workspace
+from terrine.sgd.clipping.scratch import scratch
+from terrine.sgd.threads import spread, stretches
 
 
 class Contribution(Protocol):
@@ -56,8 +59,8 @@ class Dense:
         return squared_rows(rows)
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        rows = self.rows.reshape(len(self.rows), -1)
-        if rows.dtype == total.dtype == factor.dtype:
+        rows = self.rows.flatten(1) if self.rows.dim() > 1 else self.rows.unsqueeze(1)
+        if rows.dtype is total.dtype is factor.dtype:
             total.view(-1).addmv_(rows.t(), factor, beta=float(not fresh))
         else:
             total.view(-1).addmv_(rows.t().to(total.dtype), factor.to(total.dtype), beta=float(not fresh))
@@ -101,19 +104,19 @@ class Outer:
         if self._rows is not None:
             Dense(self._rows).add_to(total, factor, fresh)
             return
-        scale = factor.to(self.gradients.dtype).view(-1, 1, 1)
         inputs, gradients = self.inputs, self.gradients
         if inputs.shape[2] < gradients.shape[2]:
-            inputs = inputs * scale
+            inputs = _scaled(inputs, factor)
         else:
-            gradients = gradients * scale
+            gradients = _scaled(gradients, factor)
         flat = total.view(gradients.shape[2], inputs.shape[2])
         left, right = gradients.flatten(0, 1).t(), inputs.flatten(0, 1)
-        if total.dtype != right.dtype:
+        if total.dtype is not right.dtype:
             left, right = left.to(total.dtype), right.to(total.dtype)
-        step = SHORT if len(flat) <= SKINNY < len(right) else len(right)
-        for start in range(0, len(right), step):
-            flat.addmm_(left[:, start : start + step], right[start : start + step], beta=float(start > 0 or not fresh))
+        if _is_skinny(len(flat), *right.shape):
+            _add_by_short_blocks(flat, left, right, fresh)
+        else:
+            flat.addmm_(left, right, beta=float(not fresh))
 
     def dense(self) -> Tensor:
         return self._direct().view(-1, *self.shape)
@@ -230,7 +233,32 @@ TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memor
 
 CACHED = 1 << 18  # numbers that stay in a core's cache from one operation to the next
 
-SKINNY, SHORT = 128, 48  # into a matrix of at most so few rows, products go faster by so few positions at a time
+SHORT = 48  # into a wide matrix of few rows, products go faster by so few positions at a time
+
+
+def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
+    """rows (n, T, d), each example's times its factor; good until the next call."""
+    scale = factor if factor.dtype is rows.dtype else factor.to(rows.dtype)
+    return torch.mul(rows, scale.view(-1, 1, 1), out=scratch("scaled", tuple(rows.shape), rows))
+
+
+def _is_skinny(height: int, positions: int, width: int) -> bool:
+    return height <= 16 and width >= 2048 and positions * width >= 1 << 22
+
+
+def _add_by_short_blocks(total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
+    """total += left @ right, or total = left @ right where it is fresh; each thread adds up a stretch of positions."""
+    parts = stretches(len(right), SHORT)
+    sums = [total, *(torch.empty_like(total) for _ in parts[1:])]
+
+    def work(place: int, start: int, stop: int) -> None:
+        for here in range(start, stop, SHORT):
+            some = slice(here, min(here + SHORT, stop))
+            sums[place].addmm_(left[:, some], right[some], beta=float(here > start or (place == 0 and not fresh)))
+
+    spread([partial(work, place, *part) for place, part in enumerate(parts)])
+    for other in sums[1:]:
+        total += other
 
 
 def _without(tensor: Tensor, examples: Tensor) -> Tensor:

@@ -71,19 +71,26 @@ def _found(
 
 
 def _channels_last(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same arguments with the image's channels last in memory, where convolutions are fastest."""
-    if args[0].dim() not in (4, 5) or args[0].device.type != "cpu":
+    """The same arguments with channels last in memory, where convolutions are fastest.
+
+    The weight as well: the library would rearrange it on the way there and once more on the way back.
+    """
+    image, weight, *rest = args
+    if image.dim() not in (4, 5) or image.device.type != "cpu":
         return args
-    return (_last(args[0]), *args[1:])
+    return (_last(image), weight.contiguous(memory_format=_layout(weight)), *rest)
 
 
 def _last(tensor: Tensor) -> Tensor:
-    layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-    tensor = tensor.contiguous(memory_format=layout)
+    tensor = tensor.contiguous(memory_format=_layout(tensor))
     if tensor.shape[1] > 1 or tensor.requires_grad:
         return tensor
     steps = [prod(tensor.shape[axis + 1 :]) for axis in range(2, tensor.dim())]
     return tensor.as_strided(tensor.shape, (prod(tensor.shape[1:]), 1, *steps))  # one channel: say which layout it is
+
+
+def _layout(tensor: Tensor) -> torch.memory_format:
+    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
 
 
 PREPARE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _channels_last))
