@@ -89,7 +89,11 @@ def _layout(tensor: Tensor) -> torch.memory_format:
     return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
 
 
-PREPARE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _channels_last))
+PREPARE.update(
+    dict.fromkeys(
+        (functional.conv2d, functional.conv3d, functional.conv_transpose2d, functional.conv_transpose3d), _channels_last
+    )
+)
 
 
 def _computed(
