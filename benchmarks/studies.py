@@ -38,6 +38,7 @@ import pate_mnist
 import results
 from terrine import accounting, datasets, pate, sgd
 from terrine.events import Budget, Composed, Event, Gaussian
+from terrine.rounding import up
 from terrine.sgd.architectures import mlp, private_projection
 from terrine.sgd.averaging import Average
 from terrine.sgd.whitening import private_whitening
@@ -249,7 +250,7 @@ def show(name: str, study: Study, found: list[dict[str, Any]]) -> None:
         shares = [100 * one["accuracy"] for one in same]
         spread = f" ± {statistics.stdev(shares):.2f}" if len(shares) > 1 else ""
         cost = max(one["epsilon"] for one in same)
-        shown.add_row(line, _short(at), f"{cost:.4f}", f"{statistics.mean(shares):.2f}{spread}", str(len(same)))
+        shown.add_row(line, _label(study, at), up(cost, 4), f"{statistics.mean(shares):.2f}{spread}", str(len(same)))
     Console(width=120).print(shown)
 
 
@@ -271,7 +272,7 @@ def draw(study: Study, found: list[dict[str, Any]], to: Path) -> None:
         axes.errorbar([at for at, _ in points], means, yerr=bars, fmt="o-", color=colour, capsize=3, ms=4, label=line)
     axes.set(xscale="log", xlabel=study.axis, ylabel="accuracy, %")
     ticks = sorted({at for _, at in places})
-    axes.set_xticks(ticks, [_short(at) for at in ticks], fontsize=8)
+    axes.set_xticks(ticks, [_label(study, at) for at in ticks], fontsize=8)
     axes.minorticks_off()
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -285,6 +286,11 @@ def _places(found: list[dict[str, Any]]) -> dict[tuple[str, float], list[dict[st
     for one in found:
         places.setdefault((one["line"], one["at"]), []).append(one)
     return places
+
+
+def _label(study: Study, at: float) -> str:
+    """A place on the axis; an epsilon is rounded up, as it is a bound."""
+    return up(at, 3) if study.axis.startswith("epsilon") else _short(at)
 
 
 def _short(number: float) -> str:
