@@ -134,10 +134,12 @@ class Convolved:
         total = scratch("weight", (1, 1, prod(self.shape)), self.out)
         step = self._step(_LARGE, self._patch_numbers())
         layout = patches.patches(self.geometry, self.image, step)
+        turn = scaled.shape[:-1].numel() < self.shape[0] and prod(self.geometry.kernel) > 1
         for start, stop in chunks(len(scaled), step):
-            (right,), left = layout(start, stop), scaled[start:stop].flatten(0, -2).t()
-            total.view(self.shape[0], -1).addmm_(left, right.flatten(0, 2), beta=float(start > 0))
-        return self._placed(total).squeeze(0)
+            right, left = layout(start, stop)[0].flatten(0, 2), scaled[start:stop].flatten(0, -2).t()
+            right = patches.turned(right, self.shape[1]) if turn else right
+            total.view(self.shape[0], -1).addmm_(left, right, beta=float(start > 0))
+        return total.view(self.shape) if turn else self._placed(total).squeeze(0)
 
     def _by_library(self, scaled: Tensor) -> Tensor:
         geometry, dims = self.geometry, len(self.geometry.kernel)
