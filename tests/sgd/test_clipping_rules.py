@@ -110,6 +110,10 @@ CASES = {
     "embedding": lambda: (nn.Sequential(nn.Embedding(11, 6, padding_idx=2), nn.Linear(6, 3)), words(N, 7)),
     "embedding, one token": lambda: (nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 3)), words(N)),
     "bag, mean": lambda: (nn.Sequential(nn.EmbeddingBag(11, 6), nn.Linear(6, 3)), words(N, 7)),
+    "bag, sum, the same words again": lambda: (
+        nn.Sequential(nn.EmbeddingBag(11, 6, mode="sum"), nn.Linear(6, 3)),
+        words(N, 30) % 4,
+    ),
     "bag, sum and padding": lambda: (
         nn.Sequential(nn.EmbeddingBag(11, 6, mode="sum", padding_idx=1), nn.Linear(6, 3)),
         words(N, 7),

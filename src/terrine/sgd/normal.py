@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -52,20 +53,21 @@ class Normals:
 
     def _work(self, waiting: Iterator[tuple[int, list[Floats]]]) -> None:
         for segment, parts in waiting:
-            values = self._values(self.segment(segment), sum(part.size for part in parts))
-            start = 0
-            for part in parts:
-                self._add(part, values[start : start + part.size])
-                start += part.size
+            sizes = [part.size for part in parts]
+            values = self._values(self.segment(segment), sum(sizes))
+            noise = [values[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+            sums = parts if len(parts) == 1 else noise  # many small arrays are rounded at once, in the noise's place
+            for part, one, place in zip(parts, noise, sums, strict=True):
+                np.add(part, one, place)
+            self._round(sums[0] if len(sums) == 1 else values)
+            for part, place in zip(parts, sums, strict=True):
+                np.multiply(place, _constant(1.0 / self.over), part)
 
-    def _add(self, part: Floats, values: Floats) -> None:
-        np.add(part, values, part)
+    def _round(self, sums: Floats) -> None:
         if self.grid:
             shift = _constant(1.5 * 2.0**23 * self.grid)  # beside it, floats are a grid apart: adding it rounds
-            np.add(part, shift, part)
-            np.subtract(part, shift, part)
-        if self.over != 1.0:
-            np.multiply(part, _constant(1.0 / self.over), part)
+            np.add(sums, shift, sums)
+            np.subtract(sums, shift, sums)
 
     def _values(self, fill: Callable[[Words], None], count: int) -> Floats:
         pairs = (count + 1) // 2

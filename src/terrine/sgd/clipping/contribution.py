@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from terrine.sgd.clipping import workspace
+from terrine.sgd.clipping.scratch import scratch
 from terrine.sgd.threads import spread, stretches
 
 
@@ -58,8 +59,8 @@ class Dense:
         return squared_rows(rows)
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        rows = self.rows.reshape(len(self.rows), -1)
-        if rows.dtype == total.dtype == factor.dtype:
+        rows = self.rows.flatten(1) if self.rows.dim() > 1 else self.rows.unsqueeze(1)
+        if rows.dtype is total.dtype is factor.dtype:
             total.view(-1).addmv_(rows.t(), factor, beta=float(not fresh))
         else:
             total.view(-1).addmv_(rows.t().to(total.dtype), factor.to(total.dtype), beta=float(not fresh))
@@ -103,15 +104,14 @@ class Outer:
         if self._rows is not None:
             Dense(self._rows).add_to(total, factor, fresh)
             return
-        scale = factor.to(self.gradients.dtype).view(-1, 1, 1)
         inputs, gradients = self.inputs, self.gradients
         if inputs.shape[2] < gradients.shape[2]:
-            inputs = inputs * scale
+            inputs = _scaled(inputs, factor)
         else:
-            gradients = gradients * scale
+            gradients = _scaled(gradients, factor)
         flat = total.view(gradients.shape[2], inputs.shape[2])
         left, right = gradients.flatten(0, 1).t(), inputs.flatten(0, 1)
-        if total.dtype != right.dtype:
+        if total.dtype is not right.dtype:
             left, right = left.to(total.dtype), right.to(total.dtype)
         if _is_skinny(len(flat), *right.shape):
             _add_by_short_blocks(flat, left, right, fresh)
@@ -234,6 +234,12 @@ TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memor
 CACHED = 1 << 18  # numbers that stay in a core's cache from one operation to the next
 
 SHORT = 48  # into a wide matrix of few rows, products go faster by so few positions at a time
+
+
+def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
+    """rows (n, T, d), each example's times its factor; good until the next call."""
+    scale = factor if factor.dtype is rows.dtype else factor.to(rows.dtype)
+    return torch.mul(rows, scale.view(-1, 1, 1), out=scratch("scaled", tuple(rows.shape), rows))
 
 
 def _is_skinny(height: int, positions: int, width: int) -> bool:

@@ -18,6 +18,15 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def added(squares: list[Tensor]) -> Tensor:
+    """The sum of equally long vectors, in memory of its own."""
+    if len(squares) > 3:
+        return torch.stack(squares).sum(0)
+    first, *others = squares
+    total = first + others[0] if others else first.clone()
+    return total.add_(others[1]) if len(others) > 1 else total
+
+
 class Sums:
     """The sums of a lot under way: memory is taken, and cleared, only for what has a gradient."""
 
@@ -35,7 +44,7 @@ class Sums:
         """Add the clipped gradients, every gradient times `scale` first; returns the norms before clipping."""
         if scale != 1.0:
             squares = {name: square * scale**2 for name, square in squares.items()}
-        norms = torch.stack(list(squares.values())).sum(0).sqrt_()
+        norms = added(list(squares.values())).sqrt_()
         factors = rule.factors(squares, norms)
         if not math.isfinite(float(norms.sum())):
             broken = ~torch.isfinite(norms)

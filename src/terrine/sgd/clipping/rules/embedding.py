@@ -77,6 +77,8 @@ class Bags:
     @cached_property
     def _sorted(self) -> tuple[Tensor, Tensor | None]:
         """Keys in order, and the shares in the order of the keys."""
+        if self.share is None and self.shape[0].bit_length() + self._bits < 32:  # short keys sort faster
+            return _sorted((self.tokens.int() << self._bits).bitwise_or_(self.bags.int())), None
         key = (self.tokens << self._bits) | self.bags
         if self.share is None:
             return _sorted(key), None
@@ -90,15 +92,29 @@ class Bags:
 
     def squares(self) -> Tensor:
         key, share = self._sorted
-        n, bags = len(self.gradients), key & ((1 << self._bits) - 1)
         if not len(key):
-            return self.gradients.new_zeros(n)
-        first = torch.ones_like(key, dtype=torch.bool)
-        torch.ne(key[1:], key[:-1], out=first[1:])
-        pair = first.cumsum(0) - 1
-        pairs = torch.bincount(pair, share)  # the shares of one token in one bag, added up
-        shape = torch.bincount(bags[first], pairs.to(torch.float64).square_(), minlength=n)
+            return self.gradients.new_zeros(len(self.gradients))
+        again = key[1:] == key[:-1]
+        shape = self._counted(key, again) if share is None else self._shared(key, again, share)
         return squared_rows(self.gradients).mul_(shape)
+
+    def _counted(self, key: Tensor, again: Tensor) -> Tensor:
+        """The squares of how often each bag has each of its tokens: c^2 = c + 2 (0 + 1 + ... + c - 1)."""
+        sizes = torch.bincount(self.bags, minlength=len(self.gradients))
+        place = again.nonzero().flatten()  # few: of every token that a bag has again, where it was before
+        if not len(place):
+            return sizes
+        begins = torch.ones_like(place, dtype=torch.bool)
+        torch.ne(place[1:], place[:-1] + 1, out=begins[1:])
+        times = place - torch.where(begins, place, 0).cummax(0).values + 1
+        return sizes.index_add_(0, (key[place] & ((1 << self._bits) - 1)).long(), 2 * times)
+
+    def _shared(self, key: Tensor, again: Tensor, share: Tensor) -> Tensor:
+        """The squared sums of the shares of one token in one bag, added up by bag."""
+        first = torch.cat([again.new_ones(1), ~again])
+        pairs = torch.bincount(first.cumsum(0) - 1, share).to(torch.float64)
+        bags = key[first] & ((1 << self._bits) - 1)
+        return torch.bincount(bags, pairs.square_(), minlength=len(self.gradients))
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         if not fresh and 4 * len(self.tokens) < self.shape[0]:
@@ -127,7 +143,7 @@ class Bags:
         here = slice(first, first + int(counts.sum()))
         bags, share = key[here] & ((1 << self._bits) - 1), None if share is None else share[here]
         scaled = self.gradients * factor.to(self.gradients.dtype).unsqueeze(1)
-        starts = counts.cumsum(0) - counts
+        starts = (counts.cumsum(0) - counts).to(bags.dtype)
         return functional.embedding_bag(bags, scaled, starts, mode="sum", per_sample_weights=share)
 
     def dense(self) -> Tensor:
