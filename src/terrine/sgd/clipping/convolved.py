@@ -91,7 +91,7 @@ class Convolved:
             self._rows, self._squares = rows.unsqueeze(0), squared_rows(rows)
         if self._rows is None or self._squares is None:
             n, bands, groups = len(self.image), self._bands(), self.geometry.groups
-            step = self._step(_CACHE * bands, self._patch_numbers())
+            step = self._step(_CACHE, self._patch_numbers() if bands == 1 else self._numbers_at_once(bands))
             layout, outs = self._layout(bands, step)
             left = outs.transpose(-1, -2)
             rows = workspace.empty(bands, n * prod(self.shape) // bands, self.out).view(
@@ -134,10 +134,12 @@ class Convolved:
         total = scratch("weight", (1, 1, prod(self.shape)), self.out)
         step = self._step(_LARGE, self._patch_numbers())
         layout = patches.patches(self.geometry, self.image, step)
+        turn = scaled.shape[:-1].numel() < self.shape[0] and prod(self.geometry.kernel) > 1
         for start, stop in chunks(len(scaled), step):
-            (right,), left = layout(start, stop), scaled[start:stop].flatten(0, -2).t()
-            total.view(self.shape[0], -1).addmm_(left, right.flatten(0, 2), beta=float(start > 0))
-        return self._placed(total).squeeze(0)
+            right, left = layout(start, stop)[0].flatten(0, 2), scaled[start:stop].flatten(0, -2).t()
+            right = patches.turned(right, self.shape[1]) if turn else right
+            total.view(self.shape[0], -1).addmm_(left, right, beta=float(start > 0))
+        return total.view(self.shape) if turn else self._placed(total).squeeze(0)
 
     def _by_library(self, scaled: Tensor) -> Tensor:
         geometry, dims = self.geometry, len(self.geometry.kernel)
@@ -157,6 +159,10 @@ class Convolved:
 
     def _patch_numbers(self) -> int:
         return prod(self.shape[1:]) * self.geometry.groups * prod(self.out.shape[1:-1])
+
+    def _numbers_at_once(self, bands: int) -> int:
+        """What one example's gradients are made of and become, with the patches laid out in bands."""
+        return self._patch_numbers() // bands + prod(self.shape) + self.out[0].numel() + self.image[0].numel()
 
     def _step(self, limit: int, numbers: int) -> int:
         """How many examples of so many numbers each take at most `limit` bytes for each thread."""

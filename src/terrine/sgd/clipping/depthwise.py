@@ -1,4 +1,4 @@
-"""A depthwise convolution's per-example gradients: g_ik = sum over positions l of out_il image_i(l + k), channel by channel.
+"""A depthwise convolution's per-example gradients, by channel: g_ik = sum over positions l of out_il image_i(l+k).
 
 Nothing in them is a product of matrices. Two ways:
 

@@ -59,10 +59,12 @@ class Geometry:
         between = [step * s for step, s in zip(steps, self.stride, strict=True)]
         return between, [step * d for step, d in zip(steps, self.dilation, strict=True)]
 
-    def scattered(self, columns: Tensor, like: Tensor) -> Tensor:
-        """The adjoint of patches, one group: every patch added to where it lies on an image shaped like `like`."""
+    def scattered(self, patches: Tensor, like: Tensor) -> Tensor:
+        """The adjoint of patches, one group: (n, *places, *kernel, channels) added to where they lie on an image.
+
+        The image is shaped like `like`.
+        """
         places = self.places(like)
-        patches = columns.view(len(like), *places, *self.kernel, like.shape[-1])
         padded = like.new_zeros(len(like), *self.sizes(like), like.shape[-1])
         for place in product(*map(range, self.kernel)):
             self.under(padded, place, places).add_(patches[(slice(None),) * (len(places) + 1) + place])
@@ -86,6 +88,12 @@ def patches(geometry: Geometry, image: Tensor, most: int) -> Layout:
     shape = (groups, *places, *geometry.kernel, each)
     copy = _copy("patches", base, shape, (base.stride(-1) * each, *between, *inside, base.stride(-1)), most)
     return lambda start, stop: [copy(border(start, stop)).view(stop - start, groups, prod(places), -1)]
+
+
+def turned(laid: Tensor, channels: int) -> Tensor:
+    """Patches (positions, kernel * channels) of one group as (positions, channels * kernel), a weight's own order."""
+    apart = laid.view(len(laid), -1, channels).transpose(1, 2)
+    return scratch("turned", tuple(apart.shape), laid).copy_(apart).flatten(1)
 
 
 def columns(geometry: Geometry, image: Tensor, most: int) -> Layout:

@@ -75,11 +75,13 @@ def _lstm(inputs: Tensor, first: State, weight: Tensor, bias: Tensor | None) -> 
     outputs, cells, bent = (inputs.new_empty(*inputs.shape[:2], weight.shape[1]) for _ in range(3))
     state, cell = first
     enter, forget, new, leave = gates.chunk(4, dim=-1)
-    both = gates.narrow(-1, 0, 2 * weight.shape[1]).unbind(0)
-    views = (gates, enter, forget, new, leave, outputs, cells, bent)
-    for two, (all_gates, i, f, g, o, out, c, t) in zip(both, zip(*(v.unbind(0) for v in views)), strict=True):
+    both = gates.narrow(-1, 0, 2 * weight.shape[1])
+    views = (gates, both, enter, forget, new, leave, outputs, cells, bent)
+    for all_gates, two, i, f, g, o, out, c, t in zip(*(view.unbind(0) for view in views), strict=True):
         all_gates.addmm_(state, across)
-        two.sigmoid_(), g.tanh_(), o.sigmoid_()  # noqa: B018
+        two.sigmoid_()
+        g.tanh_()
+        o.sigmoid_()
         cell = torch.mul(f, cell, out=c).addcmul_(i, g)
         state = torch.mul(o, torch.tanh(cell, out=t), out=out)
 
@@ -92,11 +94,13 @@ def _lstm(inputs: Tensor, first: State, weight: Tensor, bias: Tensor | None) -> 
 def _lstm_back(
     gates: Tensor, cells: Tensor, bent: Tensor, first: Tensor, weight: Tensor, gradient: Tensor, last: State
 ) -> tuple[Tensor, Tensor, State]:
-    time, n, width = bent.shape
+    width = bent.shape[-1]
     enter, forget, new, leave = gates.chunk(4, dim=-1)
     made = torch.empty_like(gates)  # what the gradient of c (i, f, g) or h (o) is multiplied with
     i, f, g, o = made.chunk(4, dim=-1)
-    _sigmoid(new, enter, grad_input=i), _tanh(enter, new, grad_input=g), _sigmoid(bent, leave, grad_input=o)
+    _sigmoid(new, enter, grad_input=i)
+    _tanh(enter, new, grad_input=g)
+    _sigmoid(bent, leave, grad_input=o)
     _sigmoid(first, forget[0], grad_input=f[0])
     _sigmoid(cells[:-1], forget[1:], grad_input=f[1:])
     down = _tanh(leave, bent, grad_input=bent)  # from h to c; nobody needs tanh(c) any more
@@ -106,7 +110,8 @@ def _lstm_back(
     for all_gates, three, one, bend, keep, out in reversed(list(steps)):
         state.add_(out)
         cell.addcmul_(state, bend)
-        three.mul_(cell.unsqueeze(1)), one.mul_(state)  # noqa: B018
+        three.mul_(cell.unsqueeze(1))
+        one.mul_(state)
         torch.mm(all_gates, weight, out=state)
         cell.mul_(keep)
     return made, made, (state, cell)

@@ -131,7 +131,7 @@ def _scanned(
     return outputs, last
 
 
-_NAMES = {_lstm: "lstm", _gru: "gru", _tanh: "tanh", _relu: "relu"}
+_NAMES: dict[Cell, str] = {_lstm: "lstm", _gru: "gru", _tanh: "tanh", _relu: "relu"}
 
 FORWARDS[torch.lstm] = over_time(_lstm)
 FORWARDS[torch.gru] = over_time(_gru)
