@@ -48,8 +48,11 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
         raise Unfollowed(f"embedding_bag: mode={mode!r}, sparse, scale_grad_by_freq or trained weights have no rule")
     tokens, bags = _runs(use)
     padding = use.argument(10, "padding_idx")
-    if mode == "sum" and weights is None and padding is None:
-        return [(table, Bags(tokens, bags, None, wide(gradient), tuple(table.value.shape)))]
+    if weights is None and padding is None:  # every token of a bag has the same share
+        rows = wide(gradient)
+        if mode == "mean":
+            rows = rows / torch.bincount(bags, minlength=use.examples).clamp_(min=1).unsqueeze(1)
+        return [(table, Bags(tokens, bags, None, rows, tuple(table.value.shape)))]
     share = torch.ones_like(tokens, dtype=gradient.dtype) if weights is None else weights.detach().flatten()
     if padding is not None:
         share = share * (tokens != padding % table.value.shape[0])
