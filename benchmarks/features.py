@@ -38,6 +38,26 @@ def kept(name: str, found: Images, compute: Callable[[Tensor], Tensor]) -> tuple
     return _part(f"{name}-train", found.train, compute), _part(f"{name}-test", found.test, compute)
 
 
+def with_mirrored(maps: Tensor) -> Tensor:
+    """Scattering maps added to those of the mirrored image, left part only: what an object is has no left and right.
+
+    Mirroring an image turns orientation k of 8 into 6 - k (mod 8), and moves what was sampled at pixel 4 j of 32 to
+    pixel 31 - 4 j, next to sample 8 - j. So no other transform is needed, but the match is close, not exact.
+    """
+    width = maps.shape[3]
+    columns = torch.arange(width // 2 + 1)
+    other = maps[:, _mirrored_channels(maps.shape[1])]
+    return maps[..., columns] + other[..., (width - columns).clamp(max=width - 1)]
+
+
+def _mirrored_channels(channels: int) -> Tensor:
+    """Where each of the 1 + 8 + 8 + 8 x 8 features of a colour finds its mirror image."""
+    turned = (6 - torch.arange(8)) % 8
+    pairs = (8 * turned[:, None] + turned).flatten()
+    colour = torch.cat([torch.zeros(1, dtype=torch.long), 1 + turned, 9 + turned, 17 + pairs])
+    return torch.cat([81 * at + colour for at in range(channels // 81)])
+
+
 def _part(name: str, images: NDArray[np.uint8], compute: Callable[[Tensor], Tensor]) -> Half:
     whole = folder() / f"{name}.npy"
     if not whole.exists():

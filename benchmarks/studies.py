@@ -6,14 +6,14 @@
     python benchmarks/studies.py sgd-or-pate-mnist
     python benchmarks/studies.py sgd-or-pate-adult
 
-The first three train Abadi's network (60 private principal components, 1,000 hidden units) on MNIST for 10 epochs, as
-`results.py mnist-mlp` does for 40, and are measured on the published test set. The comparisons measure both methods on
+The first three train Abadi's network (60 private principal components, 1,000 hidden units) on MNIST for 10 epochs, on
+a recipe like the paper's, and are measured on the published test set. The comparisons measure both methods on
 the same examination: the part of the published test set that PATE's student has not seen (MNIST: the last 1,000 images;
 Adult: the last 8,281 rows). Each model of each seed is kept in `--folder` as soon as it is trained: started again, the
 command goes on, and it trains again only what was made by other settings.
 
-Recipes are those of `results.py`, `pate_mnist.py` and `pate_adult.py`, whose notes say how they were chosen, but for
-the network's learning rate, which grows with the root of epsilon: two were compared at epsilon 0.25, by test accuracy.
+The comparisons have the recipes of `results.py`, `pate_mnist.py` and `pate_adult.py`, whose notes say how they were
+chosen. The network's learning rate grows with the root of epsilon: two were compared at epsilon 0.25, by test accuracy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from terrine.sgd.averaging import Average
 from terrine.sgd.whitening import private_whitening
 
 DELTA = results.DELTA
-BASE = replace(results._MLP, epochs=10, learning_rate=0.42, growth=0.5)
+BASE = results.Recipe(lot=2048, epochs=10, learning_rate=0.42, clip=2.0, growth=0.5)
 EPSILON = 2.0
 _console = Console(stderr=True, highlight=False)
 
@@ -80,7 +80,7 @@ def network(line: str, at: float, *, epsilon: float = EPSILON, delta: float = DE
 
 @functools.lru_cache(maxsize=1)
 def _components(epsilon: float, seed: int) -> tuple[results.Data, Event]:
-    inputs, labels, test, truth = results.flat("mnist")
+    inputs, labels, test, truth = results.pixels("mnist")
     fitted = private_projection(inputs, noise=32 / epsilon, seed=seed)
     return (10 * fitted(inputs), labels, 10 * fitted(test), truth), fitted.event
 
@@ -231,12 +231,14 @@ def main() -> None:
 def measured(folder: Path, point: Point, seed: int) -> dict[str, Any]:
     """One model: kept from an earlier run by the same settings, or trained now."""
     words = "-".join("".join(one if one.isalnum() or one == "." else " " for one in point.line.lower()).split())
-    path = folder / f"{words}-at-{point.at:.4g}-seed-{seed}.json"
+    path = folder / f"{words}-at-{_short(point.at)}-seed-{seed}.json"
     fresh = not path.exists()
     found = keeping.once(path, point.settings, lambda: point.make(seed))
     if fresh:
         seconds = found["cpu_seconds"]
-        _console.print(f"{point.line}, {point.at:.4g}, seed {seed}: {100 * found['accuracy']:.2f}% in {seconds:.0f} s")
+        _console.print(
+            f"{point.line}, {_short(point.at)}, seed {seed}: {100 * found['accuracy']:.2f}% in {seconds:.0f} s"
+        )
     return found | {"line": point.line, "at": point.at, "seed": seed}
 
 
@@ -247,7 +249,7 @@ def show(name: str, study: Study, found: list[dict[str, Any]]) -> None:
         shares = [100 * one["accuracy"] for one in same]
         spread = f" ± {statistics.stdev(shares):.2f}" if len(shares) > 1 else ""
         cost = max(one["epsilon"] for one in same)
-        shown.add_row(line, f"{at:.4g}", f"{cost:.4f}", f"{statistics.mean(shares):.2f}{spread}", str(len(same)))
+        shown.add_row(line, _short(at), f"{cost:.4f}", f"{statistics.mean(shares):.2f}{spread}", str(len(same)))
     Console(width=120).print(shown)
 
 
@@ -269,7 +271,7 @@ def draw(study: Study, found: list[dict[str, Any]], to: Path) -> None:
         axes.errorbar([at for at, _ in points], means, yerr=bars, fmt="o-", color=colour, capsize=3, ms=4, label=line)
     axes.set(xscale="log", xlabel=study.axis, ylabel="accuracy, %")
     ticks = sorted({at for _, at in places})
-    axes.set_xticks(ticks, [f"{at:.3g}" for at in ticks], fontsize=8)
+    axes.set_xticks(ticks, [_short(at) for at in ticks], fontsize=8)
     axes.minorticks_off()
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -283,6 +285,10 @@ def _places(found: list[dict[str, Any]]) -> dict[tuple[str, float], list[dict[st
     for one in found:
         places.setdefault((one["line"], one["at"]), []).append(one)
     return places
+
+
+def _short(number: float) -> str:
+    return f"{number:.4g}" if number < 1000 else f"{number:.0f}"
 
 
 _COLOURS = ("#b0413e", "#2f6690", "#3a7d44")

@@ -75,8 +75,8 @@ def test_a_loss_divided_by_the_batchs_tokens_is_caught(monkeypatch):
 
 
 def test_a_mask_that_lets_padding_in_is_caught(monkeypatch):
-    language = tiny.language("llama", "left")
-    prompt = SoftPrompt.from_text(language, tiny.CAUSAL, "the review is").double()
+    language = tiny.language("bert")  # an encoder looks both ways; a causal model does not see padding on the right
+    prompt = SoftPrompt.from_text(language, tiny.MASKED, "the review is").double()
 
     def company_matters():
         batch = prompt.encoded(language, tiny.TEXTS, tiny.LABELS)

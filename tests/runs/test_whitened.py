@@ -1,6 +1,8 @@
 """Whitened features in a run: released once, billed, kept with the model, and blind to rows that a coin left out."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -77,6 +79,20 @@ def test_a_seeded_run_ends_the_same_whether_or_not_it_was_interrupted(run, monke
 
 def _interrupted(*_):
     raise KeyboardInterrupt
+
+
+def test_no_room_for_the_whitening_is_one_line_and_the_run_goes_on(run, tmp_path):
+    words = [*(str(word) for word in ASKED[:-1]), "1", "--audit", "0", "--out", "run"]
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1100, 1100));"  # the coins fit
+        f"sys.argv = {['terrine', *words]}; from terrine.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "whitening.safetensors: could not be written" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "run" / "owner" / "whitening.safetensors").exists()
+    assert run(*words).exit_code == 0
 
 
 def test_rows_left_out_by_their_coin_do_not_move_it(tmp_path, monkeypatch):

@@ -115,8 +115,8 @@ def choose(
     """The best of some prompts made from public `texts` and the `labels` bought for them.
 
     Each candidate is scored by the mean probability that it gives to the labels of the texts that it does not show: as
-    it is, calibrated on content-free inputs, and calibrated on all texts, so that its answers are about as frequent as
-    the labels (halfway to even ones: labels are few). With `unlabelled` public texts there are enough for the last way,
+    it is, calibrated on content-free inputs, and calibrated on all texts, so that its answers are as frequent as the
+    labels (halfway to even ones: labels are few). With `unlabelled` public texts there are enough for the last way,
     and it is not left to a few labels to choose among the three. A prompt with demonstrations is taken only if all
     those under its calibration lead the empty prompt, on average, by a standard error: the best of many noisy scores is
     otherwise a lucky one.
@@ -178,7 +178,7 @@ def _scored(
     asked = [prompt.template.question(text) for text in [*(text for text, _ in others), *unlabelled, *calibration]]
     answered = backend.log_probabilities(prompt.text, asked, prompt.template.words)
     content, free = answered[: len(others) + len(unlabelled)], answered[len(others) + len(unlabelled) :]
-    priors: list[Floats | None] = [prior(content) - np.log(_frequencies(known, prompt.template.classes))]
+    priors: list[Floats | None] = [_matched(content, _frequencies(known, prompt.template.classes))]
     if not len(unlabelled):
         priors += [None, *([prior(free)] if len(free) else [])]
     result = []
@@ -194,6 +194,14 @@ def _frequencies(known: list[tuple[str, int]], classes: int) -> Floats:
     """How frequent each class is: the mean of what the labels say and of even shares."""
     counts = np.bincount([label for _, label in known], minlength=classes) / len(known)
     found: Floats = (counts + 1 / classes) / 2
+    return found
+
+
+def _matched(answered: Floats, frequencies: Floats, rounds: int = 200) -> Floats:
+    """What to take out so that the mean of the class probabilities is `frequencies`, by proportional fitting."""
+    found = np.zeros(answered.shape[1])
+    for _ in range(rounds):
+        found = found + prior(answered - found) - np.log(frequencies)
     return found
 
 

@@ -2,7 +2,7 @@
 
 The mean of the features and their channels' second moments are released with noise (`sgd.whitening`); the plan gets
 their event as preparation, so training has the noise that keeps the budget of both together. Rows that a coin left out
-add nothing here either. What was released lies in `owner/` until the run is over: a run that goes on uses it again
+add nothing here either. What was released is kept in `owner/` as well: a run that goes on after a crash uses it again
 instead of releasing twice, and the plan of its checkpoint holds.
 """
 

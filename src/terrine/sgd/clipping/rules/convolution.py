@@ -71,14 +71,10 @@ def _found(
 
 
 def _channels_last(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same arguments with channels last in memory, where convolutions are fastest.
-
-    The weight as well: the library would rearrange it on the way there and once more on the way back.
-    """
-    image, weight, *rest = args
-    if image.dim() not in (4, 5) or image.device.type != "cpu":
+    """The same arguments with the image's channels last in memory, where convolutions are fastest."""
+    if args[0].dim() not in (4, 5) or args[0].device.type != "cpu":
         return args
-    return (_last(image), weight.contiguous(memory_format=_layout(weight)), *rest)
+    return (_last(args[0]), *args[1:])
 
 
 def _last(tensor: Tensor) -> Tensor:
@@ -93,7 +89,11 @@ def _layout(tensor: Tensor) -> torch.memory_format:
     return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
 
 
-PREPARE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _channels_last))
+PREPARE.update(
+    dict.fromkeys(
+        (functional.conv2d, functional.conv3d, functional.conv_transpose2d, functional.conv_transpose3d), _channels_last
+    )
+)
 
 
 def _computed(
@@ -105,11 +105,19 @@ def _computed(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Tensor, None] | None:
-    """The convolution by another way than the library's, where that is faster."""
+    """The convolution by another way than the library's, where that is faster; else with the weight laid out once.
+
+    The library would rearrange it on the way there and once more on the way back.
+    """
     if groups > 1 or image.dim() != weight.dim() or image.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
         return None
     out = convolve(image, weight, bias, _geometry(weight, stride, padding, dilation, groups))
-    return None if out is None else (out, None)
+    if out is not None:
+        return out, None
+    if weight.dim() not in (4, 5) or weight.device.type != "cpu":
+        return None
+    library = functional.conv2d if weight.dim() == 4 else functional.conv3d
+    return library(image, weight.contiguous(memory_format=_layout(weight)), bias, stride, padding, dilation), None
 
 
 COMPUTE.update(dict.fromkeys((functional.conv1d, functional.conv2d, functional.conv3d), _computed))
