@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping import workspace
-from terrine.sgd.clipping.scratch import scratch
 from terrine.sgd.threads import spread, stretches
 
 
@@ -281,9 +280,9 @@ SHORT = 48  # into a wide matrix of few rows, products go faster by so few posit
 
 
 def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
-    """rows (n, T, d), each example's times its factor; good until the next call."""
+    """rows (n, T, d), each example's times its factor."""
     scale = factor if factor.dtype is rows.dtype else factor.to(rows.dtype)
-    return torch.mul(rows, scale.view(-1, 1, 1), out=scratch("scaled", tuple(rows.shape), rows))
+    return rows * scale.view(-1, 1, 1)
 
 
 def _is_skinny(height: int, positions: int, width: int) -> bool:
