@@ -180,4 +180,4 @@ def _is_simple(tensor: Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.is_contiguous()
 
 
-_ZEROS = memoryview(bytes(1 << 16))
+_ZEROS = memoryview(bytes(1 << 17))

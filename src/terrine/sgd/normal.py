@@ -71,9 +71,9 @@ class Normals:
 
     def _values(self, fill: Callable[[Words], None], count: int) -> Floats:
         pairs = (count + 1) // 2
-        words, radius, normal = _workspace()
-        words, radius, normal = words[: 2 * pairs], radius[:pairs], normal[: 2 * pairs]
-        first, second = normal[:pairs], normal[pairs:]
+        buffer = _workspace()
+        words = buffer[: 2 * pairs].view(np.uint32)  # the bits become values where they are
+        radius, first, second = (buffer[pairs * place : pairs * (place + 1)] for place in range(3))
         fill(words)
         radius[...] = words[:pairs]
         if np.minimum.reduce(radius) < _SMALL:
@@ -88,7 +88,7 @@ class Normals:
         np.cos(first, first)
         np.multiply(first, radius, first)
         np.multiply(second, radius, second)
-        return normal
+        return buffer[pairs : pairs + count]
 
 
 def refine(radius: Floats, fill: Callable[[Words], None]) -> None:
@@ -127,12 +127,12 @@ def _constant(value: float) -> Floats:
 _UNIT, _TURN = _constant(2.0**-32), _constant(math.pi * 2.0**-31)
 
 
-def _workspace() -> tuple[Words, Floats, Floats]:
-    """Buffers for one block, kept by their thread: fresh pages are dearer than the arithmetic."""
-    if not hasattr(_kept, "buffers"):
-        _kept.buffers = np.empty(BLOCK, np.uint32), np.empty(BLOCK // 2, np.float32), np.empty(BLOCK, np.float32)
-    buffers: tuple[Words, Floats, Floats] = _kept.buffers
-    return buffers
+def _workspace() -> Floats:
+    """A buffer for one block, kept by its thread: fresh pages are dearer than the arithmetic."""
+    if not hasattr(_kept, "buffer"):
+        _kept.buffer = np.empty(3 * (BLOCK // 2 + 1), np.float32)
+    buffer: Floats = _kept.buffer
+    return buffer
 
 
 _kept = threading.local()

@@ -36,12 +36,15 @@ class Sums:
 
     def add(
         self,
-        contributions: Mapping[str, Contribution],
+        contributions: dict[str, Contribution],
         squares: Mapping[str, Tensor],
         rule: ClippingRule,
         scale: float = 1.0,
     ) -> Tensor:
-        """Add the clipped gradients, every gradient times `scale` first; returns the norms before clipping."""
+        """Add the clipped gradients, every gradient times `scale` first; returns the norms before clipping.
+
+        Takes the contributions out as it goes: what was added needs no memory any more.
+        """
         if scale != 1.0:
             squares = {name: square * scale**2 for name, square in squares.items()}
         norms = added(list(squares.values())).sqrt_()
@@ -51,12 +54,12 @@ class Sums:
             contributions = {name: part.drop(broken) for name, part in contributions.items()}
             factors = {name: factor.masked_fill(broken, 0.0) for name, factor in factors.items()}
         for name, factor in factors.items():
-            self._add(name, contributions[name], factor * scale if scale != 1.0 else factor)
+            self._add(name, contributions.pop(name), factor * scale if scale != 1.0 else factor)
         return norms
 
     def add_rows(self, gradients: Mapping[str, Tensor], rule: ClippingRule) -> Tensor:
         """The same for gradients that lie in memory example by example."""
-        rows = {name: Dense(g.to(wide(g.dtype))) for name, g in gradients.items()}
+        rows: dict[str, Contribution] = {name: Dense(g.to(wide(g.dtype))) for name, g in gradients.items()}
         return self.add(rows, {name: row.squares() for name, row in rows.items()}, rule)
 
     def totals(self) -> dict[str, Tensor]:

@@ -113,6 +113,8 @@ class Tape(TorchFunctionMode):
             for name, root in self.roots.items()
             if root.contributions or any(view.contributions for view in root.views)
         }
+        for piece in [*self.roots.values(), *self._made]:
+            piece.contributions, piece.views = [], []  # whoever adds them up may let go of them one by one
         squares = {name: self.squares.get(name) for name in contributions}
         return contributions, {n: contributions[n].squares() if s is None else s for n, s in squares.items()}
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, squared_rows
+from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, in_order, squared_rows
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
 from terrine.sgd.clipping.tape import Use, rule_for
@@ -49,8 +48,11 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
         raise Unfollowed(f"embedding_bag: mode={mode!r}, sparse, scale_grad_by_freq or trained weights have no rule")
     tokens, bags = _runs(use)
     padding = use.argument(10, "padding_idx")
-    if mode == "sum" and weights is None and padding is None:
-        return [(table, Bags(tokens, bags, None, wide(gradient), tuple(table.value.shape)))]
+    if weights is None and padding is None:  # every token of a bag has the same share
+        rows = wide(gradient)
+        if mode == "mean":
+            rows = rows / torch.bincount(bags, minlength=use.examples).clamp_(min=1).unsqueeze(1)
+        return [(table, Bags(tokens, bags, None, rows, tuple(table.value.shape)))]
     share = torch.ones_like(tokens, dtype=gradient.dtype) if weights is None else weights.detach().flatten()
     if padding is not None:
         share = share * (tokens != padding % table.value.shape[0])
@@ -78,14 +80,14 @@ class Bags:
     def _sorted(self) -> tuple[Tensor, Tensor | None]:
         """Keys in order, and the shares in the order of the keys."""
         if self.share is None and self.shape[0].bit_length() + self._bits < 32:  # short keys sort faster
-            return _sorted((self.tokens.int() << self._bits).bitwise_or_(self.bags.int())), None
+            return in_order((self.tokens.int() << self._bits).bitwise_or_(self.bags.int())), None
         key = (self.tokens << self._bits) | self.bags
         if self.share is None:
-            return _sorted(key), None
+            return in_order(key), None
         size = len(key)
         room = size.bit_length()
         if self.shape[0].bit_length() + self._bits + room < 63:  # with the position inside: much faster
-            packed = _sorted((key << room) | torch.arange(size, device=key.device))
+            packed = in_order((key << room) | torch.arange(size, device=key.device))
             return packed >> room, self.share[packed & ((1 << room) - 1)]
         key, order = torch.sort(key)
         return key, self.share[order]
@@ -158,10 +160,6 @@ class Bags:
         gradients = self.gradients.masked_fill(examples.unsqueeze(1), 0.0)
         share = None if self.share is None else self.share.masked_fill(examples[self.bags], 0.0)
         return Bags(self.tokens, self.bags, share, gradients, self.shape)
-
-
-def _sorted(key: Tensor) -> Tensor:
-    return torch.from_numpy(np.sort(key.numpy())) if key.device.type == "cpu" else torch.sort(key).values
 
 
 def _runs(use: Use) -> tuple[Tensor, Tensor]:
