@@ -17,7 +17,8 @@ from terrine.sgd.architectures import scatter_features
 def features() -> ModuleType:
     path = Path(__file__).parents[2] / "benchmarks" / "features.py"
     spec = importlib.util.spec_from_file_location("features", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
