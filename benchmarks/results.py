@@ -155,6 +155,13 @@ def pixels(name: str) -> Data:
     return _data(found, *(torch.from_numpy(np.array(one)).float() / 255 for one in (found.train, found.test)))
 
 
+def standard(name: str) -> Data:
+    """The images by the mean and deviation that everybody publishes for them, and uses."""
+    inputs, labels, test, truth = pixels(name)
+    mean, deviation = {"mnist": (0.1307, 0.3081), "fashion": (0.2860, 0.3530)}[name]
+    return (inputs - mean) / deviation, labels, (test - mean) / deviation, truth
+
+
 @functools.cache
 def unit_pixels(name: str) -> Data:
     """The images as rows of pixels of length 1, as maps of one place."""
@@ -240,7 +247,8 @@ def _diffprivlib() -> dict[str, Method]:
 _IMAGES = {"mnist": datasets.mnist, "fashion": datasets.fashion_mnist, "cifar10": datasets.cifar10}
 _SCATTER = Recipe(lot=4096, epochs=40, learning_rate=34.0, clip=0.1, keep=40, blur=0.15, growth=1.0)
 _TRANSFER = Recipe(lot=4096, epochs=40, learning_rate=34.0, clip=0.1, growth=1.0)
-_CNN = Recipe(lot=1024, epochs=30, learning_rate=1.0, clip=1.0)
+_CNN = Recipe(lot=2048, epochs=25, learning_rate=2.0, clip=0.1)
+_FASHION_CNN = replace(_CNN, learning_rate=4.0)
 _MLP = Recipe(lot=8192, epochs=60, learning_rate=0.85, clip=0.5, whitening=0.5, keep=60, growth=0.85)
 _FASHION = replace(_SCATTER, learning_rate=74.0)
 _CIFAR = replace(_SCATTER, epochs=30, learning_rate=67.0, whitening=1.0, keep=120, blur=0.5)
@@ -270,8 +278,10 @@ ROWS = {
     "cifar-transfer": Row(
         "72", (2.1,), _TRANSFER, _ours(whitened(transferred, _TRANSFER, linear))
     ),
-    "mnist-cnn": Row("98.1 [PTS21]", (2.93,), _CNN, _ours(plain(lambda: pixels("mnist"), _CNN, tempered_cnn))),
-    "fashion-cnn": Row("86.1 [PTS21]", (2.7,), _CNN, _ours(plain(lambda: pixels("fashion"), _CNN, tempered_cnn))),
+    "mnist-cnn": Row("98.1 [PTS21]", (2.93,), _CNN, _ours(plain(lambda: standard("mnist"), _CNN, tempered_cnn))),
+    "fashion-cnn": Row(
+        "86.1 [PTS21]", (2.7,), _FASHION_CNN, _ours(plain(lambda: standard("fashion"), _FASHION_CNN, tempered_cnn))
+    ),
     "mnist-mlp": Row(
         "95 / 97 [ACG16]", (2.0, 8.0), _MLP,
         _ours(whitened(lambda: unit_pixels("mnist"), _MLP, abadi, length=8.0)),
