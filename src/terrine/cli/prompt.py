@@ -47,9 +47,7 @@ def tune(
     words: Words = "",
     classes: Classes = None,
     delta: Annotated[float | None, typer.Option(help="Default: a power of ten below 1/texts.")] = None,
-    start: Annotated[
-        str | None, typer.Option(help=r"Start from these words, \n a new line; else the vocabulary.")
-    ] = None,
+    start: Annotated[str | None, typer.Option(help="Start from these words; else the vocabulary.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Virtual tokens; default: those of --start, or 10.")] = None,
     head: Annotated[bool, typer.Option("--head", help="Train a small output layer as well.")] = False,
     public: Annotated[
