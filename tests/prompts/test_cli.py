@@ -78,6 +78,13 @@ def test_tune_from_the_vocabulary_with_a_head_and_for_free_answers(model, texts)
     assert SoftPrompt.load(out).template.words == ()
 
 
+def test_a_new_line_may_be_written_in_every_text(model, texts):
+    """The tokenizer splits at white space: a new line left as it was typed would be glued to its word."""
+    tune(model, texts, "--start", r"the\nreview\nis", "--test-seed", 1)
+    started = SoftPrompt.load(texts / "p.safetensors")
+    assert started.count == 3
+
+
 def test_public_texts_centre_the_head(model, texts):
     found = []
     for more in ([], ["--public", texts / "public.txt"]):

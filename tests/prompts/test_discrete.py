@@ -8,7 +8,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import Budget
 from terrine.prompts import DiscretePrompt, Local, Template, choose, vote
 from terrine.prompts.calibration import answers, prior
-from terrine.prompts.student import _ahead, _frequencies, _matched, calibrated
+from terrine.prompts.student import _ahead, _fitted, calibrated
 from terrine.prompts.teachers import balanced
 from terrine.prompts.voting import confident, record
 from terrine.rng import Seeded
@@ -198,22 +198,25 @@ def test_the_lead_is_a_mean_over_prompts_then_texts_less_a_standard_error():
     assert _ahead([{"a": 0.9}], empty) == 0.0  # one text has no standard error
 
 
-def test_answers_are_made_as_frequent_as_told():
+def test_the_calibration_meets_labels_and_even_answers_in_between():
     """Oracle for two classes: bisection on the one number that matters, the difference of the two biases."""
-    rng = np.random.default_rng(0)
-    answered = np.log(rng.dirichlet([1.0, 3.0], size=20))
+    answered = np.log(np.random.default_rng(0).dirichlet([1.0, 3.0], size=20))
+    labels = np.array([0, 0, 0, 1])
+
+    def excess(bias):
+        first = 1 / (1 + np.exp(answered[:, 1] - answered[:, 0] + bias))
+        return first[:4].sum() + 3 * 4 * first.mean() - (3 + 3 * 4 / 2)  # labels once, even shares three times
+
     low, high = -20.0, 20.0
     for _ in range(100):
         middle = (low + high) / 2
-        share = (1 / (1 + np.exp(answered[:, 1] - answered[:, 0] + middle))).mean()
-        low, high = (middle, high) if share > 0.7 else (low, middle)
-    found = _matched(answered, np.array([0.7, 0.3]))
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    found = _fitted(answered[:4], labels, answered)
     assert found[0] - found[1] == pytest.approx(low, abs=1e-6)
-    np.testing.assert_allclose(_frequencies([("a", 0), ("b", 0), ("c", 1), ("d", 0)], 2), [0.625, 0.375])
 
 
 def test_unlabelled_public_texts_steady_the_calibration():
-    """Where the model leans, the taken-out prior is that of all public texts, at the labels' own frequencies."""
+    """Where the model leans, what is taken out makes its answers to all public texts even."""
 
     class Leaning(Server):
         def log_probabilities(self, prompt, questions, words):
@@ -225,8 +228,9 @@ def test_unlabelled_public_texts_steady_the_calibration():
     chosen = choose(server, TEMPLATE, texts, labels, shots=1, candidates=1, calibration=(), unlabelled=more)
     found = server.log_probabilities(chosen.text, [TEMPLATE.question(text) for text in [*texts, *more]], TEMPLATE.words)
     assert chosen.demonstrations == ()
+    np.testing.assert_allclose(chosen.prior, _fitted(found[:4], np.array(labels), found))
     left = np.exp(found - chosen.prior)
-    np.testing.assert_allclose((left / left.sum(axis=1, keepdims=True)).mean(axis=0), [0.5, 0.5], atol=1e-6)
+    np.testing.assert_allclose((left / left.sum(axis=1, keepdims=True)).mean(axis=0), [0.5, 0.5], atol=0.1)
     assert chosen.predict(server, texts).tolist() == labels
     assert Leaning().log_probabilities("", texts, ("a", "b")).argmax(axis=1).tolist() == [0, 0, 0, 0]
 

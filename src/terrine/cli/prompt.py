@@ -47,7 +47,7 @@ def tune(
     words: Words = "",
     classes: Classes = None,
     delta: Annotated[float | None, typer.Option(help="Default: a power of ten below 1/texts.")] = None,
-    start: Annotated[str | None, typer.Option(help="Start from these words; else from the vocabulary.")] = None,
+    start: Annotated[str | None, typer.Option(help="Start from these words; else the vocabulary.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Virtual tokens; default: those of --start, or 10.")] = None,
     head: Annotated[bool, typer.Option("--head", help="Train a small output layer as well.")] = False,
     public: Annotated[
@@ -90,7 +90,7 @@ def tune(
     if start is None:
         begun = SoftPrompt.from_vocabulary(language, asked, 10 if tokens is None else tokens, **options)
     else:
-        begun = SoftPrompt.from_text(language, asked, start, count=tokens, **options)
+        begun = SoftPrompt.from_text(language, asked, _unescaped(start), count=tokens, **options)
     with charged_account(ledger, account) as charged, counted("steps", quiet=as_json) as progress:
         tuned = train(
             language, begun, texts, labels, plan,
@@ -245,8 +245,12 @@ def _ready(*paths: Path | None) -> None:
 def _template(text: str, words: str, instruction: str) -> Template:
     from terrine.prompts import Template
 
-    unescaped = [one.replace("\\n", "\n") for one in (text, instruction)]
-    return Template(unescaped[0], tuple(words.split(",")) if words else (), unescaped[1])
+    return Template(_unescaped(text), tuple(words.split(",")) if words else (), _unescaped(instruction))
+
+
+def _unescaped(text: str) -> str:
+    """With new lines where the terminal's user wrote them."""
+    return text.replace("\\n", "\n")
 
 
 def _classes(told: str | None, template: Template) -> list[str]:

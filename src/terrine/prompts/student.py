@@ -34,6 +34,9 @@ Floats = NDArray[np.float64]
 
 _FORMAT = "terrine discrete prompt 1"
 
+_EVEN = 3.0
+"""How much even answers weigh in the student's calibration, where the labels bought weigh 1."""
+
 
 @dataclass(frozen=True)
 class DiscretePrompt:
@@ -115,8 +118,8 @@ def choose(
     """The best of some prompts made from public `texts` and the `labels` bought for them.
 
     Each candidate is scored by the mean probability that it gives to the labels of the texts that it does not show: as
-    it is, calibrated on content-free inputs, and calibrated on all texts, so that its answers are as frequent as the
-    labels (halfway to even ones: labels are few). With `unlabelled` public texts there are enough for the last way,
+    it is, calibrated on content-free inputs, and calibrated on all texts, so that its answers are even, and a little
+    by the labels (they are few). With `unlabelled` public texts there are enough for the last way,
     and it is not left to a few labels to choose among the three. A prompt with demonstrations is taken only if all
     those under its calibration lead the empty prompt, on average, by a standard error: the best of many noisy scores is
     otherwise a lucky one.
@@ -178,7 +181,7 @@ def _scored(
     asked = [prompt.template.question(text) for text in [*(text for text, _ in others), *unlabelled, *calibration]]
     answered = backend.log_probabilities(prompt.text, asked, prompt.template.words)
     content, free = answered[: len(others) + len(unlabelled)], answered[len(others) + len(unlabelled) :]
-    priors: list[Floats | None] = [_matched(content, _frequencies(known, prompt.template.classes))]
+    priors: list[Floats | None] = [_fitted(content[: len(others)], wanted, content)]
     if not len(unlabelled):
         priors += [None, *([prior(free)] if len(free) else [])]
     result = []
@@ -190,18 +193,18 @@ def _scored(
     return result
 
 
-def _frequencies(known: list[tuple[str, int]], classes: int) -> Floats:
-    """How frequent each class is: the mean of what the labels say and of even shares."""
-    counts = np.bincount([label for _, label in known], minlength=classes) / len(known)
-    found: Floats = (counts + 1 / classes) / 2
-    return found
+def _fitted(labelled: Floats, labels: NDArray[np.int64], all_texts: Floats, rounds: int = 400) -> Floats:
+    """What to take out so that the answers to labelled texts sum to the labels, and those to all texts are even.
 
-
-def _matched(answered: Floats, frequencies: Floats, rounds: int = 200) -> Floats:
-    """What to take out so that the mean of the class probabilities is `frequencies`, by proportional fitting."""
-    found = np.zeros(answered.shape[1])
+    The two wishes are weighed 1 to `_EVEN` and met by proportional fitting. The labels are compared with the answers to
+    the same texts, so that it does not matter how frequent each class happens to be among them.
+    """
+    classes, even = labelled.shape[1], _EVEN * len(labels)
+    wanted = np.bincount(labels, minlength=classes) + even / classes
+    found = np.zeros(classes)
     for _ in range(rounds):
-        found = found + prior(answered - found) - np.log(frequencies)
+        given = np.exp(_normalised(labelled - found)).sum(axis=0) + even * np.exp(prior(all_texts - found))
+        found = found + np.log(given) - np.log(wanted)
     return found
 
 
