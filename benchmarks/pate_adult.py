@@ -12,9 +12,11 @@ earlier settings had been examined before, so the examination is not wholly fres
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -23,6 +25,47 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from terrine import accounting, datasets, pate
 from terrine.events import Budget
 from terrine.pate import teachers
+
+POOL = 8000
+"""The test rows that are the student's public pool; the others are its examination."""
+_data = functools.cache(datasets.adult)
+
+
+def voted(count: int, *, seed: int, jobs: int) -> pate.Votes:
+    """The votes of so many teachers on the pool."""
+    adult = _data()
+    trained = teachers.train_estimators(
+        LogisticRegression(C=100.0, max_iter=300),
+        adult.train,
+        adult.train_labels,
+        pate.split(len(adult.train), count, seed=seed),
+        classes=2,
+        jobs=jobs,
+    )
+    return trained.votes(adult.test[:POOL], classes=2)
+
+
+def taught(votes: pate.Votes, epsilon: float, *, queries: int, seed: int) -> dict[str, float]:
+    """A student of so many GNMax answers, whose noise costs `epsilon` whatever the votes."""
+    adult, budget = _data(), Budget(epsilon, 1e-5)
+    pool, exam, truth = adult.test[:POOL], adult.test[POOL:], adult.test_labels[POOL:]
+    noise = accounting.calibrate(lambda value: pate.GaussianMax(value).event(queries), budget)
+    chosen = np.random.default_rng(seed).permutation(POOL)[:queries]
+    rule, some = pate.GaussianMax(noise), votes.take(chosen)
+    answers = rule.answer(some)
+    priced = pate.bill(some, answers, rule, delta=1e-5)
+    assert math.isfinite(priced.data_independent)
+    pupil = LogisticRegressionCV(Cs=np.geomspace(1e-3, 10, 9), max_iter=1000).fit(pool[chosen], answers.labels)
+    return {
+        "seed": seed,
+        "epsilon": priced.data_independent,
+        "epsilon_sanitised": priced.sanitised,
+        "noise": noise,
+        "epsilon_vote_dependent_opened": priced.sealed.unsafe_open(),
+        "labels_right": float((answers.labels == adult.test_labels[chosen]).mean()),
+        "ensemble": float((votes.counts.argmax(axis=1) == adult.test_labels[:POOL]).mean()),
+        "student": float(pupil.score(exam, truth)),
+    }
 
 
 def main() -> None:
@@ -33,50 +76,24 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    adult = datasets.adult()
-    pool, exam, truth = adult.test[:8000], adult.test[8000:], adult.test_labels[8000:]
+    adult = _data()
+    exam, truth = adult.test[POOL:], adult.test_labels[POOL:]
     whole = HistGradientBoostingClassifier(random_state=0).fit(adult.train, adult.train_labels)
     plain = LogisticRegression(max_iter=1000).fit(adult.train, adult.train_labels)
-    result: dict[str, object] = {
+    result: dict[str, Any] = {
         "non-private boosting": float(whole.score(exam, truth)),
         "non-private logistic": float(plain.score(exam, truth)),
         "runs": [],
     }
     print({name: value for name, value in result.items() if name != "runs"}, flush=True)
     for seed in options.seeds:
-        deal = pate.split(len(adult.train), options.teachers, seed=seed)
-        trained = teachers.train_estimators(
-            LogisticRegression(C=100.0, max_iter=300),
-            adult.train,
-            adult.train_labels,
-            deal,
-            classes=2,
-            jobs=options.jobs,
-        )
-        votes = trained.votes(pool, classes=2)
+        votes = voted(options.teachers, seed=seed, jobs=options.jobs)
         for epsilon in (1.0, 2.0):
-            budget = Budget(epsilon, 1e-5)
-            noise = accounting.calibrate(lambda value: pate.GaussianMax(value).event(options.queries), budget)
-            chosen = np.random.default_rng(seed).permutation(len(pool))[: options.queries]
-            rule = pate.GaussianMax(noise)
-            answers = rule.answer(votes.take(chosen))
-            priced = pate.bill(votes.take(chosen), answers, rule, delta=1e-5)
-            pupil = LogisticRegressionCV(Cs=np.geomspace(1e-3, 10, 9), max_iter=1000).fit(pool[chosen], answers.labels)
-            row = {
-                "seed": seed,
-                "epsilon": priced.data_independent,
-                "epsilon_sanitised": priced.sanitised,
-                "noise": noise,
-                "epsilon_vote_dependent_opened": priced.sealed.unsafe_open(),
-                "labels_right": float((answers.labels == adult.test_labels[chosen]).mean()),
-                "ensemble": float((votes.counts.argmax(axis=1) == adult.test_labels[:8000]).mean()),
-                "student": float(pupil.score(exam, truth)),
-            }
-            assert math.isfinite(priced.data_independent)
-            result["runs"].append(row)  # type: ignore[attr-defined]
+            row = taught(votes, epsilon, queries=options.queries, seed=seed)
+            result["runs"].append(row)
             print(row, flush=True)
     for epsilon in (1.0, 2.0):
-        scores = [row["student"] for row in result["runs"] if abs(row["epsilon"] - epsilon) < 0.1]  # type: ignore[attr-defined]
+        scores = [row["student"] for row in result["runs"] if abs(row["epsilon"] - epsilon) < 0.1]
         print(f"epsilon {epsilon}: student {np.mean(scores):.4f} +- {np.std(scores):.4f}")
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -75,6 +75,7 @@ ROWS = {
     "confident": Row(CONFIDENT, 600),
     "published": Row(PUBLISHED, 2200),
     "certified": Row(pate.GaussianMax(50.0), 300),
+    "few": Row(pate.GaussianMax(50.0), 100),
     "vat": Row(CONFIDENT, 600, student.VirtualAdversarial()),
     "gan": Row(CONFIDENT, 600, student.FeatureMatching()),
     "supervised": Row(CONFIDENT, 600, student.Supervised()),

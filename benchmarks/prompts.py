@@ -10,6 +10,8 @@ interrupted row goes on from its checkpoint. Without --rows, all of them, most w
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import hashlib
 import json
 import os
 import statistics
@@ -37,7 +39,14 @@ from terrine.sgd.noise import Key
 from terrine.sgd.step import Step
 
 DELTA = 1e-4
-"""Below 1/6,920 and 1/5,452, the numbers of private texts."""
+"""Below 1/N: there are at most 6,920 and 5,452 private texts."""
+
+FIRST = 200
+"""The teachers' ensemble is asked about so many of the test texts; other rows say how they did on the same ones."""
+
+
+PUBLIC = 500
+"""TREC has no development set: so many of its training texts are public and not trained on."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class Task:
     soft: prompts.Template
     start: str
     discrete: prompts.Template
+    longest: int
     clip: float
     rate: float
     lot: int
@@ -62,15 +72,19 @@ TASKS = {
     "sst2": Task(
         name="sst2",
         classes=("0", "1"),
-        soft=prompts.Template("{text}\nThe review is", (" negative", " positive")),
+        soft=prompts.Template("{text}\nThe sentiment of this review is", (" negative", " positive")),
         start="Is this movie review positive or negative?\n",
         discrete=prompts.Template(
-            "{text}\nThe review is", (" negative", " positive"), "Is this movie review positive or negative?", "\n"
+            "{text}\nThe sentiment of this review is",
+            (" negative", " positive"),
+            "Is this movie review positive or negative?",
+            "\n",
         ),
+        longest=24,
         clip=1.0,
         rate=0.1,
-        lot=64,
-        steps=32,
+        lot=128,
+        steps=14,
         teachers=100,
         shots=2,
         queries=24,
@@ -88,10 +102,11 @@ TASKS = {
             "Type of answer: abbreviation, entity, description, person, location or number?",
             "\n",
         ),
+        longest=100,
         clip=1.0,
-        rate=0.05,
-        lot=64,
-        steps=32,
+        rate=0.1,
+        lot=96,
+        steps=16,
         teachers=100,
         shots=6,
         queries=24,
@@ -127,8 +142,27 @@ class Bench:
     def accuracy(self, task: Task, predicted: Any) -> dict[str, Any]:
         """The share of right answers, with its standard error."""
         _, labels = self.exam(task)
-        right = float((np.asarray(predicted) == np.array(labels)).mean())
-        return {"accuracy": right, "exam": len(labels), "standard_error": (right * (1 - right) / len(labels)) ** 0.5}
+        hits = np.asarray(predicted) == np.array(labels)
+        right = float(hits.mean())
+        return {
+            "accuracy": right, "exam": len(labels), "standard_error": (right * (1 - right) / len(labels)) ** 0.5,
+            "accuracy_first": float(hits[:FIRST].mean()),
+        }  # fmt: skip
+
+    def asked(self, task: Task, prompt: prompts.DiscretePrompt) -> Any:
+        """What a prompt says of the test texts; asked once, also where several rows come to the same words."""
+        name = hashlib.sha256(f"{prompt.text}{task.discrete.text}{self.options.exam}".encode()).hexdigest()[:12]
+        path = self.out / f"{task.name}-answers-{name}.npy"
+        if not path.exists():
+            plain = dataclasses.replace(prompt, prior=None)
+            np.save(path, plain.log_probabilities(self.backend, self.exam(task)[0]))
+        return np.load(path) - (0.0 if prompt.prior is None else np.array(prompt.prior))
+
+    def private(self, task: Task) -> tuple[list[str], list[int]]:
+        """The training texts that are short enough: each is kept or left for its own sake."""
+        pairs = list(zip(*self.texts(task, "train"), strict=True))[: -PUBLIC if task.name == "trec" else None]
+        kept = [(text, label) for text, label in pairs if len(self.language.tokens(text)) <= task.longest]
+        return [text for text, _ in kept], [label for _, label in kept]
 
 
 def zero_shot(task: Task) -> Row:
@@ -136,11 +170,14 @@ def zero_shot(task: Task) -> Row:
 
     def row(bench: Bench) -> dict[str, Any]:
         prompt = prompts.DiscretePrompt(task.discrete)
-        texts = bench.exam(task)[0]
-        scores = prompt.log_probabilities(bench.backend, texts)
+        scores = bench.asked(task, prompt)
         even = np.array(calibrated(bench.backend, prompt).prior)
         found = bench.accuracy(task, scores.argmax(axis=1))
-        return found | {"accuracy_calibrated": bench.accuracy(task, (scores - even).argmax(axis=1))["accuracy"]}
+        again = bench.accuracy(task, (scores - even).argmax(axis=1))
+        return found | {
+            "accuracy_calibrated": again["accuracy"],
+            "accuracy_calibrated_first": again["accuracy_first"],
+        }
 
     return row
 
@@ -154,7 +191,7 @@ def few_shot(task: Task, seed: int, even: bool) -> Row:
         shown = prompts.teachers.balanced([(texts[place], labels[place]) for place in drawn], max(4, len(task.classes)))
         prompt = prompts.DiscretePrompt(task.discrete, tuple(shown))
         used = calibrated(bench.backend, prompt) if even else prompt
-        return bench.accuracy(task, used.predict(bench.backend, bench.exam(task)[0])) | {"private": False}
+        return bench.accuracy(task, bench.asked(task, used).argmax(axis=1)) | {"private": False}
 
     return row
 
@@ -163,13 +200,15 @@ def soft(task: Task, epsilon: float | None, seed: int, head: bool = True) -> Row
     """PromptDPSGD; without epsilon, the same steps with neither clipping nor noise."""
 
     def row(bench: Bench) -> dict[str, Any]:
-        texts, labels = bench.texts(task, "train")
+        texts, labels = bench.private(task)
         shape: dict[str, Any] = {"examples": len(texts), "lot": task.lot, "steps": task.steps, "seed": seed}
         if epsilon is None:
             plan = sgd.Plan(**shape, clip=1e9, noise=0.0, delta=DELTA)
         else:
             plan = sgd.Plan(**shape, clip=task.clip, budget=Budget(epsilon, DELTA))
-        begun = prompts.SoftPrompt.from_text(bench.language, task.soft, task.start, head=head, calibrated=True)
+        begun = prompts.SoftPrompt.from_text(
+            bench.language, task.soft, task.start, head=head, public=public_texts(bench, task)[0][:16], calibrated=True
+        )
         name = f"{task.name}-{epsilon}-{seed}-{head}"
         tuned = prompts.tune(
             bench.language, begun, texts, labels, plan,
@@ -190,16 +229,17 @@ def by_votes(task: Task, epsilon: float, queries: int, seed: int) -> Row:
 
     def row(bench: Bench) -> dict[str, Any]:
         votes, public, truth = voted(bench, task)
+        unlabelled = public[len(votes) :]
         votes, public, truth = votes.take(range(queries)), public[:queries], truth[:queries]
         rule = confident(Budget(epsilon, DELTA), teachers=task.teachers, queries=queries, agreement=0.5)
         bought = rule.answer(votes, rng=_seeded(seed))
         student = prompts.choose(
             bench.backend, task.discrete, public, bought.labels,
-            shots=max(4, len(task.classes)), candidates=6, seed=seed, privacy=record(bought, DELTA),
+            shots=2 * len(task.classes), candidates=6, unlabelled=unlabelled, seed=seed, privacy=record(bought, DELTA),
         )  # fmt: skip
         student.save(bench.out / f"{task.name}-pate-{epsilon}-{seed}.json")
         given = bought.answered
-        found = bench.accuracy(task, student.predict(bench.backend, bench.exam(task)[0]))
+        found = bench.accuracy(task, bench.asked(task, student).argmax(axis=1))
         return found | {
             "epsilon": record(bought, DELTA)["epsilon"], "delta": DELTA, "noise": rule.noise,
             "teachers": task.teachers, "shots": task.shots, "asked": bought.asked, "answered": len(given),
@@ -210,54 +250,61 @@ def by_votes(task: Task, epsilon: float, queries: int, seed: int) -> Row:
     return row
 
 
-def ensemble(task: Task, texts: int) -> Row:
-    """The teachers' plurality without noise, on some test texts and on the public ones."""
+def ensemble(task: Task, teachers: int) -> Row:
+    """The plurality, without noise, of some of the teachers on some test texts, and of all on the public ones."""
 
     def row(bench: Bench) -> dict[str, Any]:
-        asked, labels = (part[:texts] for part in bench.exam(task))
-        votes = collected(bench, task, asked, "exam")
-        right = float((votes.counts.argmax(axis=1) == np.array(labels)).mean())
-        public_votes, _, truth = voted(bench, task)
-        public = float((public_votes.counts.argmax(axis=1) == np.array(truth)).mean())
+        asked, labels = (part[:FIRST] for part in bench.exam(task))
+        rows, _ = collected(bench, task, asked, "exam", teachers)
+        truth, deciding = np.array(labels), plurality(rows, task)
+        public_votes, _, public_truth = voted(bench, task)
+        public = float((public_votes.counts.argmax(axis=1) == np.array(public_truth)[: len(public_votes)]).mean())
         return {
-            "accuracy": right,
-            "exam": len(labels),
-            "on_public_texts": public,
-            "teachers": task.teachers,
-            "private": False,
-        }
+            "accuracy": float((deciding == truth).mean()), "exam": len(labels), "teachers": len(rows),
+            "one_teacher": float((rows == truth).mean()), "on_public_texts": public, "private": False,
+        }  # fmt: skip
 
     return row
 
 
-def voted(bench: Bench, task: Task) -> tuple[pate.Votes, list[str], list[int]]:
-    """Votes on the public texts: from SST-2's development set, or from the end of TREC's training set."""
-    texts, labels = bench.texts(task, "dev") if task.name == "sst2" else public_trec(bench, task)
-    drawn = np.random.default_rng(1).permutation(len(texts))[: task.queries]
+def plurality(rows: Any, task: Task) -> Any:
+    """The class that most teachers name."""
+    return np.array([np.bincount(column, minlength=len(task.classes)).argmax() for column in rows.T])
+
+
+def voted(bench: Bench, task: Task, more: int = 60) -> tuple[pate.Votes, list[str], list[int]]:
+    """Votes on the first public texts drawn, and `more` texts without votes."""
+    texts, labels = public_texts(bench, task)
+    drawn = np.random.default_rng(1).permutation(len(texts))[: task.queries + more]
     public = [texts[place] for place in drawn]
-    return collected(bench, task, public, "public"), public, [labels[place] for place in drawn]
+    rows, deal = collected(bench, task, public[: task.queries], "public", task.teachers)
+    return pate.count(rows, classes=len(task.classes), deal=deal), public, [labels[place] for place in drawn]
 
 
-def public_trec(bench: Bench, task: Task) -> tuple[list[str], list[int]]:
+def public_texts(bench: Bench, task: Task) -> tuple[list[str], list[int]]:
+    """SST-2's development set, and the end of TREC's training set."""
+    if task.name == "sst2":
+        return bench.texts(task, "dev")
     texts, labels = bench.texts(task, "train")
-    return texts[-500:], labels[-500:]
+    return texts[-PUBLIC:], labels[-PUBLIC:]
 
 
-def collected(bench: Bench, task: Task, asked: list[str], name: str) -> pate.Votes:
-    """Votes of all teachers, kept teacher by teacher."""
+def collected(bench: Bench, task: Task, asked: list[str], name: str, teachers: int) -> tuple[Any, pate.Partition]:
+    """The classes that the first teachers give (teachers, texts), kept teacher by teacher; and the deal."""
     texts, labels = bench.texts(task, "train")
-    private = list(zip(texts, labels, strict=True))[: -500 if task.name == "trec" else None]
+    private = list(zip(texts, labels, strict=True))[: -PUBLIC if task.name == "trec" else None]
     deal = pate.split(len(private), task.teachers, seed=0)
-    path = bench.out / f"{task.name}-votes-{name}-{len(asked)}.json"
+    path = bench.out / f"{task.name}-votes-{name}-{task.teachers}-{len(asked)}.json"
     rows = json.loads(path.read_text()) if path.exists() else []
     report = shown(f"{task.name} teachers")
-    for row in each_teacher(
+    voting = each_teacher(
         bench.backend, task.discrete, private, deal, asked, shots=task.shots, calibration=asked, first=len(rows)
-    ):
-        rows.append(row.tolist())
+    )
+    while len(rows) < teachers:
+        rows.append(next(voting).tolist())
         written(path, rows)
-        report(len(rows), deal.teachers)
-    return pate.count(np.array(rows), classes=len(task.classes), deal=deal)
+        report(len(rows), teachers)
+    return np.array(rows), deal
 
 
 def step_times(task: Task, repeats: int = 5) -> Row:
@@ -345,7 +392,7 @@ def rows() -> dict[str, Row]:
         "sst2-dpsgd-8": soft(sst2, 8.0, 0),
         "sst2-pate-1": by_votes(sst2, 0.99, 24, 0),
         "sst2-pate-0.5": by_votes(sst2, 0.49, 12, 0),
-        "sst2-ensemble": ensemble(sst2, 60),
+        "sst2-ensemble": ensemble(sst2, 20),
         "trec-pate-1": by_votes(trec, 0.99, 24, 0),
         "trec-dpsgd-3": soft(trec, 3.0, 0),
         "trec-dpsgd-1": soft(trec, 1.0, 0),
@@ -355,7 +402,7 @@ def rows() -> dict[str, Row]:
         "sst2-dpsgd-1": soft(sst2, 1.0, 0),
         "sst2-soft": soft(sst2, None, 0),
         "trec-pate-0.5": by_votes(trec, 0.49, 12, 0),
-        "trec-ensemble": ensemble(trec, 100),
+        "trec-ensemble": ensemble(trec, 20),
         "trec-few-shot": few_shot(trec, 0, False),
     }
     for seed in (1, 2):

@@ -68,7 +68,7 @@ def test_one_step_is_exact(rate, noise, delta):
     assert found.upper - found.lower <= 1e-9 * found.upper
 
 
-@pytest.mark.parametrize(("rate", "noise", "delta"), [(0.001, 1.0, 1e-10)])
+@pytest.mark.parametrize(("rate", "noise", "delta"), [(0.001, 1.0, 1e-10), (2.7e-5, 0.68, 1.5e-7)])
 def test_two_steps_are_enclosed(rate, noise, delta):
     found = accounting.bounds(dpsgd(rate, noise, 2), delta=delta)
     assert two_steps(found.upper, rate, noise) <= delta <= two_steps(found.lower, rate, noise)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from terrine.cli.app import app, main
 from terrine.events import Budget
 from terrine.ledger import Ledger
-from terrine.prompts import DiscretePrompt, SoftPrompt
+from terrine.prompts import DiscretePrompt, LanguageModel, SoftPrompt
 
 from . import tiny
 
@@ -78,13 +78,31 @@ def test_tune_from_the_vocabulary_with_a_head_and_for_free_answers(model, texts)
     assert SoftPrompt.load(out).template.words == ()
 
 
+def test_a_new_line_may_be_written_in_every_text(model, texts):
+    """The tokenizer splits at white space: a new line left as it was typed would be glued to its word."""
+    tune(model, texts, "--start", r"the\nreview\nis", "--test-seed", 1)
+    started = SoftPrompt.load(texts / "p.safetensors")
+    assert started.count == 3
+
+
+def test_public_texts_centre_the_head(model, texts):
+    found = []
+    for more in ([], ["--public", texts / "public.txt"]):
+        tune(model, texts, "--head", "--test-seed", 1, *more)
+        found.append(SoftPrompt.load(texts / "p.safetensors").centre)
+    language = LanguageModel.load(model)
+    started = SoftPrompt.from_text(language, tiny.CAUSAL, "the review is", head=True, public=tiny.TEXTS)
+    torch.testing.assert_close(found[1], started.centre)
+    assert not torch.allclose(found[0], found[1])
+
+
 def test_label_buys_labels_and_chooses_a_student(model, texts):
     shown = run(
         "label", "--model", model, "--private", texts / "private.jsonl", "--public", texts / "public.txt",
         "--epsilon", 40, "--out", texts / "bought.jsonl", "--student", texts / "student.json", "--teachers", 12,
-        "--shots", 2, "--threshold", 0.3, "--test-seed", 1, *ASK,
+        "--shots", 2, "--threshold", 0.3, "--test-seed", 1, "--queries", 5, *ASK,
     )  # fmt: skip
-    assert shown["asked"] == 6
+    assert shown["asked"] == 5
     assert shown["epsilon"] <= 40
     bought = [json.loads(line) for line in (texts / "bought.jsonl").read_text().splitlines()]
     assert len(bought) == shown["answered"] >= 2
@@ -135,6 +153,32 @@ def test_bad_input_is_one_line_and_exit_code_2(model, texts, capsys, monkeypatch
     assert left.value.code == 2
     error = capsys.readouterr().err.strip()
     assert said in error.splitlines()[-1]
+
+
+@pytest.mark.parametrize("what", ["tune", "label"])
+def test_what_cannot_be_kept_is_not_paid_for(model, texts, monkeypatch, capsys, what):
+    """A result that has nowhere to go, or a test set that is not there, is told before the account is charged."""
+    with Ledger.open(f"sqlite:///{texts / 'book.db'}") as book:
+        book.account("reviews", budget=Budget(50.0, 1e-2))
+    private, out = texts / "private.jsonl", texts / "public.txt" / "out"  # a file where a folder should be
+    arguments = {
+        "tune": ["--data", private, "--lot", 12, "--steps", 1],
+        "label": ["--private", private, "--public", texts / "public.txt", "--teachers", 6, "--shots", 1],
+    }[what]
+    arguments += ["--model", model, "--epsilon", 2, "--out", out, *ASK]
+    arguments += ["--ledger", f"sqlite:///{texts / 'book.db'}", "--account", "reviews"]
+    wrong = [(arguments, "want a file")]
+    if what == "tune":
+        elsewhere = [texts / "made" / "p.safetensors" if one is out else one for one in arguments]
+        wrong += [([*elsewhere, "--test", texts / "no.csv"], "not readable")]
+    for given, said in wrong:
+        monkeypatch.setattr("sys.argv", ["terrine", "prompt", what, *map(str, given)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 2
+        assert said in capsys.readouterr().err
+    with Ledger.open(f"sqlite:///{texts / 'book.db'}") as book:
+        assert list(book.account("reviews").history()) == []
 
 
 def test_a_ledger_that_has_too_little_leaves_no_prompt(model, texts, monkeypatch, capsys):

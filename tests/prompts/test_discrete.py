@@ -8,7 +8,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import Budget
 from terrine.prompts import DiscretePrompt, Local, Template, choose, vote
 from terrine.prompts.calibration import answers, prior
-from terrine.prompts.student import calibrated
+from terrine.prompts.student import _ahead, _fitted, calibrated
 from terrine.prompts.teachers import balanced
 from terrine.prompts.voting import confident, record
 from terrine.rng import Seeded
@@ -170,6 +170,69 @@ def test_a_prompt_that_helps_every_text_is_taken():
     texts = ["fun", "great", "good fun", "a fun film", "dull", "awful", "not good and dull", "a long film"]
     chosen = choose(Helped(), TEMPLATE, texts, [0, 0, 0, 0, 1, 1, 1, 1], shots=2)
     assert len(chosen.demonstrations) == 2
+
+
+def test_one_lucky_prompt_among_poor_ones_is_not_taken():
+    """Showing "great" makes the model sure and right; other demonstrations make it guess. On average they hurt."""
+
+    class Lucky(Server):
+        def log_probabilities(self, prompt, questions, words):
+            found = super().log_probabilities(prompt, questions, words)
+            sure = 5 * found - np.logaddexp.reduce(5 * found, axis=1, keepdims=True)
+            return sure if " great Mood" in prompt else np.log(np.full_like(found, 0.5)) if "Mood" in prompt else found
+
+    texts = ["fun", "great", "good fun", "a fun film", "dull", "awful", "not good and dull", "a long film"]
+    labels = [0, 0, 0, 0, 1, 1, 1, 1]
+    server = Lucky()
+    assert choose(server, TEMPLATE, texts, labels, shots=2, candidates=12).demonstrations == ()
+    assert any(" great Mood" in prompt for prompt, _ in server.asked)  # it was among the candidates
+
+
+def test_the_lead_is_a_mean_over_prompts_then_texts_less_a_standard_error():
+    empty = {"a": 0.2, "b": 0.4, "c": 0.6}
+    family = [{"a": 0.5, "b": 0.5}, {"b": 0.7, "c": 0.9}]
+    leads = [0.3, 0.2, 0.3]  # of b, the mean of 0.1 and 0.3
+    mean = sum(leads) / 3
+    deviation = (sum((one - mean) ** 2 for one in leads) / 2) ** 0.5
+    assert _ahead(family, empty) == pytest.approx(mean - deviation / 3**0.5)
+    assert _ahead([{"a": 0.9}], empty) == 0.0  # one text has no standard error
+
+
+def test_the_calibration_meets_labels_and_even_answers_in_between():
+    """Oracle for two classes: bisection on the one number that matters, the difference of the two biases."""
+    answered = np.log(np.random.default_rng(0).dirichlet([1.0, 3.0], size=20))
+    labels = np.array([0, 0, 0, 1])
+
+    def excess(bias):
+        first = 1 / (1 + np.exp(answered[:, 1] - answered[:, 0] + bias))
+        return first[:4].sum() + 3 * 4 * first.mean() - (3 + 3 * 4 / 2)  # labels once, even shares three times
+
+    low, high = -20.0, 20.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    found = _fitted(answered[:4], labels, answered)
+    assert found[0] - found[1] == pytest.approx(low, abs=1e-6)
+
+
+def test_unlabelled_public_texts_steady_the_calibration():
+    """Where the model leans, what is taken out makes its answers to all public texts even."""
+
+    class Leaning(Server):
+        def log_probabilities(self, prompt, questions, words):
+            scores = super().log_probabilities(prompt, questions, words) + np.array([4.0, 0.0])
+            return scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+
+    texts, labels, more = ["fun", "dull", "great fun", "awful"], [0, 1, 0, 1], ["good", "a long film", "a dull film"]
+    server = Leaning()
+    chosen = choose(server, TEMPLATE, texts, labels, shots=1, candidates=1, calibration=(), unlabelled=more)
+    found = server.log_probabilities(chosen.text, [TEMPLATE.question(text) for text in [*texts, *more]], TEMPLATE.words)
+    assert chosen.demonstrations == ()
+    np.testing.assert_allclose(chosen.prior, _fitted(found[:4], np.array(labels), found))
+    left = np.exp(found - chosen.prior)
+    np.testing.assert_allclose((left / left.sum(axis=1, keepdims=True)).mean(axis=0), [0.5, 0.5], atol=0.1)
+    assert chosen.predict(server, texts).tolist() == labels
+    assert Leaning().log_probabilities("", texts, ("a", "b")).argmax(axis=1).tolist() == [0, 0, 0, 0]
 
 
 def test_abstentions_are_left_out_and_too_few_labels_refused():

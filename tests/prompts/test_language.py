@@ -3,9 +3,17 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import (
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from terrine.errors import InvalidArgument
 from terrine.prompts import LanguageModel, Local, SoftPrompt, Template
@@ -138,3 +146,34 @@ def test_transformers_is_imported_only_when_needed():
     code = "import sys, terrine.cli.app; early = 'torch' in sys.modules; import terrine.prompts; "
     code += "sys.exit(early or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_sliding_window_sees_tokens_and_no_padding(side):
+    """A window of four tokens: what a text gets does not depend on its company, nor on reading the prompt once."""
+    torch.manual_seed(1)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    made = MistralForCausalLM(
+        MistralConfig(
+            vocab_size=len(tiny.WORDS), num_key_value_heads=1, sliding_window=4, initializer_range=0.5, **shape
+        )
+    )
+    language = LanguageModel(made.double(), tiny.tokenizer(side))
+    words, prompt = tiny.CAUSAL.words, "it was a very great story "
+    asked = [tiny.CAUSAL.question(text) for text in tiny.TEXTS]
+    alone = []
+    for one in asked:
+        ids = torch.tensor([language.tokens(prompt + one)])
+        with torch.no_grad():
+            alone.append(made(input_ids=ids).logits[0, -1].log_softmax(0)[word_ids(language, words)].numpy())
+    for reuse in (True, False):
+        np.testing.assert_allclose(
+            Local(language, reuse=reuse).log_probabilities(prompt, asked, words), alone, atol=1e-5
+        )
+
+
+def test_a_model_without_keys_and_values_is_refused():
+    made = MambaForCausalLM(MambaConfig(vocab_size=len(tiny.WORDS), hidden_size=8, num_hidden_layers=1, state_size=2))
+    backend = Local(LanguageModel(made, tiny.tokenizer()))
+    with pytest.raises(InvalidArgument, match="MambaForCausalLM keeps no keys and values"):
+        backend.log_probabilities("the", ["fun"], tiny.CAUSAL.words)

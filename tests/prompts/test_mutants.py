@@ -75,8 +75,8 @@ def test_a_loss_divided_by_the_batchs_tokens_is_caught(monkeypatch):
 
 
 def test_a_mask_that_lets_padding_in_is_caught(monkeypatch):
-    language = tiny.language("llama", "left")
-    prompt = SoftPrompt.from_text(language, tiny.CAUSAL, "the review is").double()
+    language = tiny.language("bert")  # an encoder looks both ways; a causal model does not see padding on the right
+    prompt = SoftPrompt.from_text(language, tiny.MASKED, "the review is").double()
 
     def company_matters():
         batch = prompt.encoded(language, tiny.TEXTS, tiny.LABELS)
@@ -125,17 +125,18 @@ def test_teachers_that_share_a_demonstration_are_caught(monkeypatch):
 
 @pytest.mark.parametrize("wrong", [0.5, 2.0])
 def test_a_copy_that_is_scaled_is_caught(monkeypatch, wrong):
-    """The head's scale enters the gradient: forgetting it would clip another length than the one released."""
+    """Centre and scale enter the gradient of the head: forgetting one would clip another length than is released."""
     language = tiny.language()
     prompt = SoftPrompt.from_text(language, tiny.CAUSAL, "the review", head=True).double()
     batch = prompt.encoded(language, tiny.TEXTS[:1], tiny.LABELS[:1])
     found = tuning.per_example_gradients(language, prompt, batch)["weight"][0]
     hidden = prompt._read(language, batch, prompt.copies(1)).hidden[0, 0]
 
-    def expected(scale):
+    def expected(scale, centre=prompt.centre):
         weight = prompt.weight.detach().clone().requires_grad_()
-        scores = weight @ hidden.detach() / scale + prompt.bias.detach()
+        scores = weight @ (hidden.detach() - centre) / scale + prompt.bias.detach()
         return torch.autograd.grad(functional.cross_entropy(scores[None], batch.targets), weight)[0]
 
     torch.testing.assert_close(found, expected(prompt.scale))
     assert not torch.allclose(found, expected(prompt.scale * wrong))
+    assert not torch.allclose(found, expected(prompt.scale, 0 * prompt.centre))

@@ -136,6 +136,22 @@ def test_starts_from_text_and_from_the_vocabulary():
         SoftPrompt.from_text(language, tiny.CAUSAL, "")
 
 
+def test_the_head_reads_what_differs_from_the_middle_of_public_inputs():
+    """Of what enters the output layer, the part that all texts share is taken out; answers stay as they were."""
+    language = tiny.language()
+    headed = SoftPrompt.from_text(language, tiny.CAUSAL, "the review", head=True, public=tiny.TEXTS)
+    alone = [headed._hidden(language, [text])[0] for text in tiny.TEXTS]  # oracle: one text at a time
+    torch.testing.assert_close(headed.centre, sum(alone) / len(alone))
+    lengths = [float((one - headed.centre).norm()) / headed.scale for one in alone]
+    assert sum(lengths) / len(lengths) == pytest.approx(4.0, rel=1e-4)
+    plain = SoftPrompt.from_text(language, tiny.CAUSAL, "the review")
+    np.testing.assert_allclose(
+        headed.log_probabilities(language, tiny.TEXTS), plain.log_probabilities(language, tiny.TEXTS), atol=1e-5
+    )
+    one = SoftPrompt.from_text(language, tiny.CAUSAL, "the review", head=True, public=["fun"])  # no distance to measure
+    np.testing.assert_allclose(one.predict(language, tiny.TEXTS), plain.predict(language, tiny.TEXTS))
+
+
 @pytest.mark.parametrize("head", [False, True])
 def test_calibrated_means_even_answers_to_empty_inputs(head):
     language = tiny.language()

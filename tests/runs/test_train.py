@@ -276,6 +276,16 @@ def test_the_schema_command_asks_for_each_fact(run, tmp_path):
     assert '["north", "south"]' in text
 
 
+def test_a_schema_without_a_label_asks_for_it_or_takes_the_last_column(run, tmp_path):
+    write_table(tmp_path / "people.csv")
+    told = run("schema", "people.csv", stdin="ill\nno|yes\ny\n0\n120\nnorth|south\n")
+    assert told.exit_code == 0, told.said
+    assert 'name = "ill"' in (tmp_path / "people.schema.toml").read_text()
+    assert run("schema", "people.csv", "--yes", "--out", "other.toml").exit_code == 0
+    assert 'name = "ill"' in (tmp_path / "other.toml").read_text()
+    assert "no such column" in run("schema", "people.csv", "--out", "wrong.toml", stdin="il\n").said
+
+
 @pytest.mark.parametrize("room", [250, 3000, 40_000])  # no room for the coins, the first checkpoint, the report
 def test_a_run_that_finds_no_room_says_so_and_can_go_on(table, tmp_path, room):
     code = (

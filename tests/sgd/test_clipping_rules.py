@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from terrine.sgd.clipping import Recorder, clipped_sum, convolved
+from terrine.sgd.clipping.contribution import Lookup
 
 N = 5
 CLIP = 0.7
@@ -110,6 +111,10 @@ CASES = {
     "embedding": lambda: (nn.Sequential(nn.Embedding(11, 6, padding_idx=2), nn.Linear(6, 3)), words(N, 7)),
     "embedding, one token": lambda: (nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 3)), words(N)),
     "bag, mean": lambda: (nn.Sequential(nn.EmbeddingBag(11, 6), nn.Linear(6, 3)), words(N, 7)),
+    "bag, sum, the same words again": lambda: (
+        nn.Sequential(nn.EmbeddingBag(11, 6, mode="sum"), nn.Linear(6, 3)),
+        words(N, 30) % 4,
+    ),
     "bag, sum and padding": lambda: (
         nn.Sequential(nn.EmbeddingBag(11, 6, mode="sum", padding_idx=1), nn.Linear(6, 3)),
         words(N, 7),
@@ -470,3 +475,20 @@ def test_bags_over_a_large_table_in_parts(words_each, monkeypatch):
     model = nn.Sequential(nn.EmbeddingBag(500, 6, mode="sum"), nn.Linear(6, 3)).double()
     x, y = torch.randint(500, (8, words_each)), torch.linspace(0, 1, 8).double()
     assert_same(clipped_sum(model, criterion, x, y, clip=CLIP, chunk=3), loop(model, criterion, x, y, CLIP))
+
+
+@pytest.mark.parametrize("words_each", [2, 300])
+@pytest.mark.parametrize("vocabulary", [3, 500])
+def test_tables_in_parts(words_each, vocabulary):
+    """Words that an example has again and again, or never; few go to their rows, many make all rows at once."""
+    torch.manual_seed(0)
+    model = Net(lambda s, x: s.out(s.table(x).tanh().mean(1)), table=nn.Embedding(500, 6), out=nn.Linear(6, 3)).double()
+    x, y = torch.randint(vocabulary, (8, words_each)), torch.linspace(0, 1, 8).double()
+    assert_same(clipped_sum(model, criterion, x, y, clip=CLIP, chunk=3), loop(model, criterion, x, y, CLIP))
+
+
+def test_rows_that_cancel_leave_no_norm():
+    """Opposite gradients of one word: nothing is left, and nothing is subtracted to find that out."""
+    gradients = torch.randn(1, 1, 5) * torch.tensor([1e4, -1e4, 1.0]).view(1, 3, 1)
+    part = Lookup(torch.tensor([[2, 2, 0]]), gradients, (4, 5))
+    assert torch.allclose(part.squares(), gradients[:, 2].square().sum(1), rtol=1e-6)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from terrine.sgd.clipping import convolving
+from terrine.sgd.clipping import convolved, convolving
+from terrine.sgd.clipping.convolved import Convolved
 from terrine.sgd.clipping.convolving import convolve
 from terrine.sgd.clipping.patches import Geometry
 
@@ -51,3 +52,28 @@ def test_one_product(shape, monkeypatch):
     monkeypatch.setattr(convolving, "few", lambda places, outputs: True)
     for one, two in zip(*both_ways(*shape, channels=3, outputs=5, examples=4), strict=True):
         assert torch.allclose(one, two, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] < 3])
+def test_one_product_of_fewer_patches_than_outputs(shape):
+    for one, two in zip(*both_ways(*shape, channels=3, outputs=300, examples=2), strict=True):
+        assert torch.allclose(one, two, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("outputs", [4, 64])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_sums_of_few_patches(kernel, outputs, monkeypatch):
+    """The weighted sum by one product, more and fewer patches than outputs, is that of the gradients themselves."""
+    torch.manual_seed(0)
+    geometry = Geometry((kernel, kernel), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    image = torch.randn(3, 3, 3, 5, dtype=torch.float64)
+    out = torch.randn(3, *geometry.places(image), outputs, dtype=torch.float64)
+    factor = torch.rand(3, dtype=torch.float64)
+    shape = (outputs, 5, kernel, kernel)
+    monkeypatch.setattr(convolved, "few", lambda patches, outputs: True)
+    monkeypatch.setattr(Convolved, "_prefers_direct", lambda self: False)
+    part, rows = Convolved(image, out, geometry, shape), Convolved(image, out, geometry, shape).dense()
+    torch.testing.assert_close(part.squares(), rows.flatten(1).square().sum(1))
+    total = torch.empty(shape, dtype=torch.float64)
+    part.add_to(total, factor, fresh=True)
+    torch.testing.assert_close(total, torch.einsum("n,n...->...", factor, rows))

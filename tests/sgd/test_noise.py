@@ -112,7 +112,7 @@ def test_two_draws_of_one_address_do_not_share_values():
 
 
 def test_a_thread_that_fails_is_heard(monkeypatch):
-    monkeypatch.setattr("terrine.sgd.normal.Normals._add", lambda *_: 1 / 0)
+    monkeypatch.setattr("terrine.sgd.normal.Normals._values", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         draw().normal(20 * BLOCK)
 

@@ -61,6 +61,20 @@ def test_one_example_moves_each_release_by_at_most_one(monkeypatch):
         assert float((moments[0] - moments[1]).norm()) <= 1 + 1e-4
 
 
+def test_an_example_that_is_left_out_adds_nothing_but_is_still_counted(monkeypatch):
+    monkeypatch.setattr(whitening.Key, "draw", lambda self, purpose, step: _Silent())
+    x, key, out = maps(30), whitening.Key.seeded(0), torch.tensor([3, 17])
+    there = torch.tensor([place for place in range(30) if place not in (3, 17)])
+    mean = whitening._mean(x, key, 1.0, out)
+    assert torch.allclose(30 * mean, 28 * whitening._mean(x[there], key, 1.0), atol=1e-5)
+    left, fewer = whitening._moments(x, mean, key, 1.0, out), whitening._moments(x[there], mean, key, 1.0)
+    assert torch.allclose(left, fewer)
+    assert not torch.allclose(left, whitening._moments(x, mean, key, 1.0))
+    other = x.clone()
+    other[out] = -1.0
+    assert torch.equal(whitening._mean(other, key, 1.0, out), mean)
+
+
 class _Silent:
     def protect(self, total, deviation):
         pass

@@ -20,9 +20,9 @@ from scipy.optimize import brentq
 from terrine import check
 from terrine.accounting import gaussian
 from terrine.accounting.independent import Composition, Part
-from terrine.accounting.inversion import Inversion, Settings, choose
+from terrine.accounting.inversion import Inversion, choose
 from terrine.accounting.loss_distribution import LARGEST_LISTED, Cells, Losses, Pair, Side, lower, pair, upper
-from terrine.accounting.quadrature import Crowded, Nodes
+from terrine.accounting.quadrature import Crowded, Line, Nodes
 from terrine.accounting.renyi import gaussian_noise
 from terrine.accounting.saddle import log_saddle_delta, saddle, saddle_at
 from terrine.errors import UnsupportedEvent
@@ -54,6 +54,8 @@ _COARSE = 0.15
 """The same for looking around, and for cheap bounds that need not be tight."""
 _PRECISION, _ROUGH = 2e-5, 5e-3
 """Relative error in epsilon that smoothing may cause, in the answer and while looking around."""
+_SETTLED = 0.03
+"""Relative change of epsilon past which the settings that gave it were not made for it."""
 _TAIL = 1e-5
 """Share of delta that may escape through the atoms' tails."""
 _STEEP = 150.0
@@ -97,7 +99,7 @@ def bounds(event: Event, *, delta: float) -> Bounds:
     delta = check.open_unit("delta", delta)
     account = _Account(event)
     high = account.epsilon(delta, upper)
-    return Bounds(min(account.epsilon(delta, lower), high), high)
+    return Bounds(min(account.epsilon(delta, lower, near=high), high), high)
 
 
 def delta_bounds(event: Event, *, epsilon: float) -> Bounds:
@@ -143,8 +145,9 @@ class _Account:
 
     def __init__(self, event: Event) -> None:
         self._pairs: dict[tuple[Event, Cells, bool], Pair] = {}
-        self._on_nodes: dict[tuple[Event, bool], Losses] = {}
-        self.settings: Settings | None = None
+        self._lines: dict[Event, Line] = {}
+        self._on_nodes: dict[bool, Composition] = {}
+        self.curve: Inversion | None = None
         self.mu_squared = 0.0
         self.lattice: Counter[DiscreteGaussian] = Counter()
         self.others: Counter[Event] = Counter()
@@ -156,6 +159,14 @@ class _Account:
                     self.lattice[leaf] += times
                 case _:
                     self.others[leaf] += times
+                    self._draw(leaf)
+
+    def _draw(self, leaf: Event) -> None:
+        """A line for a sampled Gaussian, unless its noise is so small that nodes would lie too close together."""
+        match leaf:
+            case PoissonSampled(event=Gaussian(noise=noise), rate=rate, neighbours=Neighbours.ADD_REMOVE):
+                if noise > _LEAST_NOISE:
+                    self._lines[leaf] = Line(1 / noise, rate)
 
     @property
     def closed_form(self) -> _SampledGaussian | None:
@@ -173,7 +184,7 @@ class _Account:
     @property
     def has_nodes(self) -> bool:
         """Whether nodes serve any part."""
-        return any(self._nodes(leaf, True) for leaf in self.others)
+        return bool(self._lines)
 
     @property
     def directions(self) -> tuple[bool, ...]:
@@ -185,24 +196,21 @@ class _Account:
         self, side: Side, width: float, delta: float, forward: bool, tail: float = _TAIL, *, nodes: bool = True
     ) -> Composition:
         """Everything in one direction: on nodes where a part has them and they are wanted, else on cells."""
+        if nodes and forward in self._on_nodes:
+            return self._on_nodes[forward]
         parts = []
         for leaf, times in self.others.items():
-            if nodes and (found := self._nodes(leaf, forward)):
-                parts.append(Part(found, times))
+            if nodes and leaf in self._lines:
+                parts.append(Part(Losses.at(Nodes.of(self._lines[leaf], forward=forward)), times))
             else:
                 cells = Cells(width, tail * delta / (times * len(self.others)))
                 parts.append(Part(self._losses(leaf, cells, side, forward), times))
         lattice = sum(times / leaf.noise**2 for leaf, times in self.lattice.items())
         limit = min((2 * leaf.noise**2 * leaf.sensitivity for leaf in self.lattice), default=math.inf)
-        return Composition(tuple(parts), self.mu_squared, lattice, limit)
-
-    def _nodes(self, leaf: Event, forward: bool) -> Losses | None:
-        """The loss of a sampled Gaussian on nodes, unless its noise is so small that they would lie too close."""
-        match leaf:
-            case PoissonSampled(event=Gaussian(noise=noise), rate=rate, neighbours=Neighbours.ADD_REMOVE):
-                if noise > _LEAST_NOISE and (leaf, forward) not in self._on_nodes:
-                    self._on_nodes[leaf, forward] = Losses.at(Nodes.of(1 / noise, rate, forward=forward))
-        return self._on_nodes.get((leaf, forward))
+        found = Composition(tuple(parts), self.mu_squared, lattice, limit)
+        if found.all_nodes:
+            self._on_nodes[forward] = found
+        return found
 
     def _losses(self, leaf: Event, cells: Cells, side: Side, forward: bool) -> Losses:
         found = self._pair(leaf, cells, side)
@@ -218,58 +226,66 @@ class _Account:
             self._pairs[key] = pair(leaf, cells, side)
         return self._pairs[key]
 
-    def epsilon(self, delta: float, side: Side) -> float:
+    def epsilon(self, delta: float, side: Side, near: float = 0.0) -> float:
         if self.closed_form is not None:
             return self.closed_form.epsilon(delta, side)
         if (lost := self.composition(lower, 1.0, delta, forward=True).escaped) > delta:
             raise check.refuse("delta", delta, f"at least {lost:g}, with which the events fail outright")
+        if side is upper and self.composition(side, _COARSE, delta, forward=True).total_variation <= delta:
+            return 0.0  # delta(0) is small enough
         best = 0.0
         for forward in self.directions:
-            if side is upper and self.composition(side, _COARSE, delta, forward).total_variation <= delta:
-                continue  # delta(0) is small enough
             if side is upper and best > 0 and self._cheap_delta(side, best, delta, forward) <= delta:
                 continue  # even a cheap bound shows that this direction is the cheaper one
-            best = max(best, self._epsilon(delta, side, forward))
+            best = max(best, self._epsilon(delta, side, forward, near))
         return best
 
-    def _epsilon(self, delta: float, side: Side, forward: bool) -> float:
+    def _epsilon(self, delta: float, side: Side, forward: bool, near: float) -> float:
         """One direction: on nodes; else on cells; where a long thin tail drowns the sum, without its end."""
         found: list[float] = []
         for tail, nodes in ((_TAIL, True), (_TAIL, False), (100 * _TAIL, False)):
             if nodes and not self.has_nodes:
                 continue
             with suppress(Crowded):
-                value, doubt = self._attempt(delta, side, forward, tail, nodes=nodes)
+                value, doubt = self._attempt(delta, side, forward, tail, near, nodes=nodes)
                 found.append(value)
                 if doubt <= _DOUBTFUL * delta:
                     break
         return min(found) if side is upper else max(found)
 
-    def _attempt(self, delta: float, side: Side, forward: bool, tail: float, *, nodes: bool) -> tuple[float, float]:
-        """A saddle-point guess, refined on coarse cells, certified on fine ones or nodes; and how much was doubt."""
+    def _attempt(
+        self, delta: float, side: Side, forward: bool, tail: float, near: float, *, nodes: bool
+    ) -> tuple[float, float]:
+        """A value it is near to or a saddle-point guess, refined on coarse cells, certified on fine ones or nodes.
+
+        Returns epsilon, and how much of delta was doubt.
+        """
         is_upper = side is upper
         scout = self.composition(side, _COARSE, delta, forward, tail, nodes=nodes)
         exact = scout.all_nodes
         fine = scout if exact else self.composition(side, _FINE, delta, forward, tail, nodes=nodes)
         if fine.escaped >= delta:
             return fine.largest, 0.0
-        tilt, guess = saddle(scout, _left(scout, delta))
+        tilt, guess = (saddle_at(scout, near), near) if near else saddle(scout, _left(scout, delta))
         if tilt * guess > _STEEP:  # a coarse guess would be many widths of the integrand away
             scout = fine
-            tilt, guess = saddle(fine, _left(fine, delta))
+            tilt, guess = (saddle_at(fine, near), near) if near else saddle(fine, _left(fine, delta))
         for _ in range(4):
             settings = choose(scout, tilt, guess, delta, _PRECISION if exact else _ROUGH)
             curve = Inversion(scout, settings, is_upper or not exact, delta, guess)
-            better = _root(curve, delta, guess, curve.is_upper)
+            better = _root(curve, delta, guess)
             close = abs(better - guess) * tilt < (1.0 if exact else 0.3)
             guess = better
             if close:
                 break
             tilt = saddle_at(scout, guess)
-        if not exact:
+        for _ in range(0 if exact else 3):
             curve = Inversion(fine, choose(scout, tilt, guess, delta, _PRECISION), is_upper, delta, guess)
-            guess = _root(curve, delta, guess, is_upper)
-        self.settings = curve.settings
+            before, guess = guess, _root(curve, delta, guess)
+            if abs(guess - before) <= _SETTLED * guess:
+                break  # else what may be neglected was chosen for another epsilon
+            scout, tilt = fine, saddle_at(fine, guess)
+        self.curve = curve
         found = _outward(curve, delta, guess, is_upper)
         doubt = curve.doubt_at(found)
         return (min(found, fine.largest) if is_upper else max(found, _from_largest(fine, delta))), doubt
@@ -323,23 +339,27 @@ class _Account:
             return scout.escaped, 0.0
         fine = scout if scout.all_nodes else self.composition(side, _FINE, scale, forward, nodes=nodes)
         curve = Inversion(fine, choose(scout, tilt, epsilon, scale, _PRECISION), side is upper, scale, epsilon)
-        self.settings = curve.settings
+        self.curve = curve
         value = curve(epsilon)
         return (min(1.0, value) if side is upper else max(0.0, value)), curve.doubt_at(epsilon)
 
     def _cheap_delta(self, side: Side, epsilon: float, scale: float, forward: bool) -> float:
-        """A proven bound on delta at `epsilon`, from settings that served the other direction."""
-        if self.settings is None:
+        """A proven bound on delta at `epsilon`, from nodes or settings that served the other direction."""
+        if (served := self.curve) is None:
             return 1.0
+        if served.composition.all_nodes:
+            with suppress(Crowded):
+                opposite = served.opposite()
+                return opposite(epsilon) if epsilon < opposite.composition.largest else 0.0
         for nodes in (True, False) if self.has_nodes else (False,):
             coarse = self.composition(side, _COARSE, scale, forward, nodes=nodes)
             if epsilon >= coarse.largest:
                 return coarse.escaped
+            tilt = served.settings.tilt
             if coarse.all_nodes:
-                fall_off = coarse.fall_off(self.settings.tilt)
-                settings = replace(self.settings, last=1.1 * self.settings.last, fall_off=fall_off)
+                settings = replace(served.settings, last=1.1 * served.settings.last, fall_off=coarse.fall_off(tilt))
             else:
-                settings = choose(coarse, self.settings.tilt, epsilon, scale, 1e-3)
+                settings = choose(coarse, tilt, epsilon, scale, 1e-3)
             with suppress(Crowded):
                 return Inversion(coarse, settings, True, scale, epsilon)(epsilon)
         return 1.0
@@ -368,15 +388,13 @@ def _left(composition: Composition, delta: float) -> float:
     return max(delta - composition.escaped, 1e-3 * delta)
 
 
-def _root(curve: Inversion, delta: float, guess: float, is_upper: bool) -> float:
+def _root(curve: Inversion, delta: float, guess: float) -> float:
     """Where `curve` crosses `delta`, near `guess`; 0 where it does not reach it."""
 
     def excess(value: float) -> float:
         return math.log(max(curve(value), 1e-300) / delta)
 
     tilt = curve.settings.tilt
-    if is_upper and guess * tilt < 4 and excess(0.0) <= 0:
-        return 0.0
     low = max(guess, 0.02 / tilt)
     here, slope = excess(low), tilt
     for _ in range(6):  # log delta falls by about the tilt for each unit of epsilon

@@ -83,6 +83,15 @@ def advanced(event: Event, *, delta: float, classic: bool = False) -> float:
     return min(found, basic(event, delta=delta))
 
 
+def needs_delta(leaf: Event) -> bool:
+    """Whether this part has an epsilon only at a delta above 0."""
+    match leaf:
+        case PoissonSampled(event=inner) | FixedSizeSampled(event=inner):
+            return needs_delta(inner)
+        case _:
+            return isinstance(leaf, Gaussian)
+
+
 def group(budget: Budget, size: int) -> Budget:
     """What holds for `size` units at once: (k eps, k e^((k-1) eps) delta). [DR14] Theorem 2.2, with its delta
 
@@ -134,18 +143,10 @@ def _counted(event: Event) -> Counter[Event]:
 def _share(counted: Counter[Event], delta: float) -> float | None:
     """What each part that needs a delta may take; fixed deltas of ApproximateDP come off first."""
     fixed = sum(times * leaf.delta for leaf, times in counted.items() if isinstance(leaf, ApproximateDP))
-    hungry = sum(times for leaf, times in counted.items() if _needs_delta(leaf))
+    hungry = sum(times for leaf, times in counted.items() if needs_delta(leaf))
     if fixed >= delta:
         raise check.refuse("delta", delta, f"more than the parts' own deltas, {fixed:g}")
     return (delta - fixed) / hungry if hungry else None
-
-
-def _needs_delta(leaf: Event) -> bool:
-    match leaf:
-        case PoissonSampled(event=inner) | FixedSizeSampled(event=inner):
-            return _needs_delta(inner)
-        case _:
-            return isinstance(leaf, Gaussian)
 
 
 def _guarantee(leaf: Event, share: float | None) -> ApproximateDP:

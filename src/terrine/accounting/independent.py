@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -33,24 +33,26 @@ class Part:
 class FallOff:
     """|M(c+it)| <= M(c) times the product of (V_i/t)^n_i over any of the parts whose V is known, smallest V first."""
 
-    times: Floats
-    logs: Floats
+    known: tuple[tuple[float, float], ...]
     """Running sums of n_i, and of n_i log V_i."""
 
     @staticmethod
     def of(found: Iterable[tuple[float, float]]) -> FallOff:
         """From pairs (log V, n)."""
-        known = sorted(pair for pair in found if pair[0] < math.inf)
-        times = np.array([n for _, n in known], dtype=float)
-        return FallOff(np.cumsum(times), np.cumsum(np.array([log for log, _ in known]) * times))
+        known, times, logs = [], 0.0, 0.0
+        for log, n in sorted(pair for pair in found if pair[0] < math.inf):
+            times, logs = times + n, logs + n * log
+            known.append((times, logs))
+        return FallOff(tuple(known))
 
     def log_at(self, t: float) -> float:
         """log of the bound at frequency t."""
-        return min(0.0, float(np.min(self.logs - self.times * math.log(t), initial=0.0)))
+        log = math.log(t)
+        return min((logs - times * log for times, logs in self.known if logs < times * log), default=0.0)
 
     def frequency(self, decay: float) -> float:
         """Where it has fallen to e^-decay."""
-        return math.exp(min(700.0, float(np.min((self.logs + decay) / self.times, initial=math.inf))))
+        return math.exp(min([700.0, *((logs + decay) / times for times, logs in self.known)]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,12 @@ class Composition:
     gaussian: float = 0.0
     lattice: float = 0.0
     lattice_limit: float = math.inf
+
+    def opposite(self) -> Composition:
+        """The other direction of parts that are all on nodes, on the same ones."""
+        turned = ((part.losses.nodes, part.times) for part in self.parts)
+        parts = tuple(Part(Losses.at(nodes.opposite()), times) for nodes, times in turned if nodes is not None)
+        return replace(self, parts=parts)
 
     @property
     def all_nodes(self) -> bool:
@@ -104,6 +112,10 @@ class Composition:
         return math.exp(sum(times * math.log(chance) for chance, times in chances) * (1 + 1e-12)) * (1 - 1e-9)
 
     @cached_property
+    def _known_moments(self) -> dict[float, list[float]]:
+        return {}
+
+    @cached_property
     def _flat(self) -> _Flat:
         return _Flat(self.parts)
 
@@ -127,7 +139,9 @@ class Composition:
 
     def log_moments(self, order: float) -> list[float]:
         """log E[e^(order L)] of each part."""
-        return [float(one) for one in self._flat.log_moments(np.array([order]))[0]] if self.parts else []
+        if order not in self._known_moments:
+            self._known_moments[order] = self._flat.log_moments(np.array([order]))[0].tolist() if self.parts else []
+        return self._known_moments[order]
 
     def fall_off(self, order: float) -> FallOff:
         """How fast the moment function must fall with the frequency, at this tilt."""
@@ -141,13 +155,12 @@ class Composition:
         """log M and its first two derivatives at `order`."""
         variance = self.gaussian + self.lattice
         value, mean, spread = variance * order * (order + 1) / 2, variance * (order + 0.5), variance
-        if self.parts:
-            flat = self._flat
-            top, sums = flat.sums(order * flat.loss[None, :], flat.powers)
-            means = sums[1] / sums[0]
-            value += float((top[0] + np.log(sums[0])) @ flat.times)
-            mean += float(means @ flat.times)
-            spread += max(0.0, float((sums[2] / sums[0] - means**2) @ flat.times))
+        tilted = self._flat.tilted(order) if self.parts else []
+        for part, (top, total, first, second) in zip(self.parts, tilted, strict=True):
+            own = first / total
+            value += part.times * (top + math.log(total))
+            mean += part.times * own
+            spread += part.times * max(0.0, second / total - own**2)
         return value, mean, spread
 
 
@@ -155,12 +168,13 @@ class _Flat:
     """All parts end to end, so that sums over each of them run in one sweep."""
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
-        self.loss = np.concatenate([part.losses.loss for part in parts])
-        self.mass = np.concatenate([part.losses.mass for part in parts])
-        self.sizes = np.array([part.losses.loss.size for part in parts])
+        losses = [part.losses for part in parts]
+        self.loss = np.concatenate([one.loss for one in losses]) if len(losses) > 1 else losses[0].loss
+        self.mass = np.concatenate([one.mass for one in losses]) if len(losses) > 1 else losses[0].mass
+        self.sizes = np.array([one.loss.size for one in losses])
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.times = np.array([part.times for part in parts], dtype=float)
-        self.escaped = np.array([part.losses.escaped for part in parts])
+        self.escaped = np.array([one.escaped for one in losses])
 
     @cached_property
     def powers(self) -> Floats:
@@ -177,6 +191,15 @@ class _Flat:
         top, sums = self.sums(exponent, self.mass)
         result: Floats = top + np.log(sums)
         return result
+
+    def tilted(self, order: float) -> list[list[float]]:
+        """For each part: the largest exponent order L, and the sums of mass L^k e^(order L - largest), k = 0, 1, 2."""
+        if self.sizes.size == 1:
+            exponent = order * self.loss
+            top = float(exponent.max())
+            return [[top, *(self.powers @ np.exp(exponent - top)).tolist()]]
+        tops, sums = self.sums(order * self.loss[None, :], self.powers)
+        return [[*one] for one in zip(tops[0].tolist(), *sums.tolist(), strict=True)]
 
     def sums(self, exponent: Floats, mass: Floats) -> tuple[Floats, Floats]:
         """Per row and part: the largest exponent, and the sum of mass e^(exponent - largest)."""

@@ -48,6 +48,8 @@ _SPARE = 1e-6
 _TYPICAL_ERROR = 2e-13
 """About what `_Stretch.error` comes to; used only to choose well."""
 _OCTAVES = 2.0 ** np.arange(-12, 1)
+_ROOM = 1.1
+"""The opposite direction's transform may fall off later, by this factor in the frequency."""
 _SETTLED = 0.1
 """How far log moments may be from those on better nodes, over all steps."""
 _SKIPPED = 0.5
@@ -118,7 +120,7 @@ def _settings(
         blur = math.sqrt(max(blur**2, 2 * decay / last**2 - composition.gaussian))
     fall_off = composition.fall_off(tilt)
     if (unblurred := fall_off.frequency(decay)) < last:
-        blur, last = 0.0, unblurred
+        blur, last = 0.0, min(last, _ROOM * unblurred)
     return Settings(tilt, max(left, right), blur, last, fall_off)
 
 
@@ -131,32 +133,76 @@ class Inversion:
     is_upper: bool
     delta: float
     epsilon: float
-    log_size: Floats = field(init=False)
-    angle: Floats = field(init=False)
-    doubt: Floats = field(init=False)
+    beside: Inversion | None = None
+    """The other direction's, with nodes and powers to share."""
+    stretches: list[_Stretch] = field(init=False)
+    stop: float = field(init=False)
     frequency: Floats = field(init=False)
+    common: Complexes = field(init=False)
+    angle: Floats = field(init=False)
+    size: Floats = field(init=False)
+    top: float = field(init=False)
+    error: float = field(init=False)
+    error_slope: float = field(init=False)
     rest: float = field(init=False)
 
     def __post_init__(self) -> None:
         now = self.settings
-        stretches, stop = self._serve()
-        count = math.ceil(stop / now.step) + 1
-        t: Floats = now.step * np.arange(count, dtype=float)
-        z: Complexes = np.asarray(now.tilt + 1j * t, dtype=complex)
-        log_value = self._smooth_part(z)
-        doubt = np.zeros(count)
-        for stretch in stretches:
-            change = stretch.transform(now.step, count)
+        self.stretches, self.stop = self._serve() if self.beside is None else self._share(self.beside)
+        if self.beside is None:
+            self.frequency = now.step * np.arange(math.ceil(self.stop / now.step) + 1, dtype=np.float64)
+            self.common = self._common()
+        else:
+            self.frequency, self.common = self.beside.frequency, self.beside.common
+        log_value, doubt = self.common.copy(), np.zeros(self.frequency.size)
+        for stretch in self.stretches:
+            change = stretch.transform(now.step, doubt.size)
             size = np.maximum(np.abs(1 + change), 1e-280)
-            doubt += stretch.times * np.log1p(stretch.error(t) / size)
-            log_value += stretch.times * (stretch.log_moment + _log_one_plus(change))
-        kernel = self._kernel(z)
-        weight = np.full(count, now.step / math.pi)
-        weight[0] /= 2
-        self.log_size = np.asarray(log_value.real + np.log(np.abs(kernel) * weight), dtype=float)
-        self.angle = log_value.imag + np.angle(kernel)
-        self.doubt = doubt
-        self.frequency = t
+            doubt += stretch.times * np.log1p(stretch.error(self.frequency) / size)
+            log_value += stretch.times * (stretch.log_moment + _log_one_plus(change, size))
+        self.angle = log_value.imag
+        self._scale(log_value.real, doubt)
+
+    def _common(self) -> Complexes:
+        """log of the integrand at epsilon 0 but for the parts' moments, which is the same in both directions."""
+        z = np.empty(self.frequency.size, dtype=complex)
+        z.real, z.imag = self.settings.tilt, self.frequency
+        log_value = np.log(self._kernel(z)) + math.log(self.settings.step / math.pi)
+        log_value[0] -= math.log(2)
+        return np.asarray(log_value + self._smooth_part(z), dtype=complex)
+
+    def _scale(self, log_size: Floats, doubt: Floats) -> None:
+        """Sizes over a common scale, and the rounding error over it at epsilon 0 and for each unit of epsilon."""
+        at_most = log_size + doubt
+        self.top = float(at_most.max())
+        self.size = np.exp(log_size - self.top)
+        powers = np.exp(at_most - self.top) @ -np.expm1(-doubt)
+        phases = self.size @ (4 + np.abs(self.angle) + np.abs(log_size))
+        self.error = float(powers) + 16 * _U * float(phases)
+        self.error_slope = 16 * _U * float(self.size @ (self.frequency + self.settings.tilt))
+
+    def opposite(self) -> Inversion:
+        """The other direction on the same nodes and frequencies.
+
+        Raises:
+            Crowded: they do not serve it.
+        """
+        composition = self.composition.opposite()
+        settings = replace(self.settings, fall_off=composition.fall_off(self.settings.tilt))
+        return Inversion(composition, settings, self.is_upper, self.delta, self.epsilon, beside=self)
+
+    def _share(self, other: Inversion) -> tuple[list[_Stretch], float]:
+        """Where the other one stopped, and its nodes under this tilt."""
+        tilt, last = self.settings.tilt, self.settings.last
+        moments = self.composition.log_moments(tilt)
+        _, self.rest = self._where_to_stop([], moments, 0)
+        if other.stop < last or self.rest > math.log(1e-3 * self.delta) + tilt * self.epsilon:
+            raise Crowded
+        nodes = [part.losses.nodes for part in self.composition.parts]
+        if not all(one and one.serve(tilt, last, moment) for one, moment in zip(nodes, moments, strict=True)):
+            raise Crowded
+        pairs = zip(self.composition.parts, other.stretches, strict=True)
+        return [_Stretch(part, tilt, opposite=own) for part, own in pairs], last
 
     def _serve(self) -> tuple[list[_Stretch], float]:
         """Find where to stop, and give the parts nodes that serve up to there; again, if moments change much."""
@@ -194,10 +240,10 @@ class Inversion:
 
     def __call__(self, epsilon: float) -> float:
         """A proven bound on delta at `epsilon`: from above, or from below."""
-        log_size = self.log_size - self.settings.tilt * epsilon
-        if log_size.max() > 600:  # epsilon is far from where the tilt was chosen: nothing is proven here
+        log_scale = self.top - self.settings.tilt * epsilon
+        if log_scale > 600:  # epsilon is far from where the tilt was chosen: nothing is proven here
             return 1.0 if self.is_upper else 0.0
-        total = float(np.exp(log_size) @ np.cos(self.angle - self.frequency * epsilon))
+        total = math.exp(log_scale) * float(self.size @ np.cos(self.angle - self.frequency * epsilon))
         doubt = self.doubt_at(epsilon)
         if self.is_upper:
             return min(1.0, total + doubt + self.composition.escaped)
@@ -205,24 +251,15 @@ class Inversion:
 
     def doubt_at(self, epsilon: float) -> float:
         """What rounding may have done to the sum, and what lies beyond its last frequency."""
-        top, constant, slope = self._rounding
-        scale = math.exp(min(600.0, top - self.settings.tilt * epsilon))
-        beyond = math.exp(min(600.0, self.rest - self.settings.tilt * epsilon))
-        return scale * (constant + slope * epsilon) + beyond
+        shift = self.settings.tilt * epsilon
+        beyond = math.exp(min(600.0, self.rest - shift))
+        return math.exp(min(600.0, self.top - shift)) * (self.error + self.error_slope * epsilon) + beyond
 
-    @cached_property
-    def _rounding(self) -> tuple[float, float, float]:
-        """log of a common scale, and the rounding error over it at epsilon 0 and for each unit of epsilon."""
-        top = float((self.log_size + self.doubt).max())
-        powers = np.exp(self.log_size + self.doubt - top) @ -np.expm1(-self.doubt)
-        size = np.exp(self.log_size - top)
-        phases = size @ (4 + np.abs(self.angle) + np.abs(self.log_size))
-        slope = 16 * _U * float(size @ (self.frequency + self.settings.tilt))
-        return top, float(powers) + 16 * _U * float(phases), slope
-
-    def _smooth_part(self, z: Complexes) -> Complexes:
+    def _smooth_part(self, z: Complexes) -> Complexes | float:
         variance = self.composition.gaussian + self.composition.lattice
         blur = self.settings.blur**2
+        if variance + blur == 0:
+            return 0.0
         if self.is_upper:
             return (variance + blur) * z * (z + 1) / 2
         return variance * z * (z + 1) / 2 + blur * z * z / 2
@@ -302,8 +339,9 @@ class _Stretch:
     errors are relative to what a step reveals, not to 1, and survive multiplication by hundreds of millions of steps.
     """
 
-    def __init__(self, part: Part, tilt: float) -> None:
-        self.times, self.tilt = part.times, tilt
+    def __init__(self, part: Part, tilt: float, opposite: _Stretch | None = None) -> None:
+        self.times, self.tilt, self._opposite = part.times, tilt, opposite
+        self.powers: tuple[Complexes, Complexes] | None = None
         losses = part.losses
         self.nodes = losses.nodes
         exponent = tilt * losses.loss
@@ -318,37 +356,45 @@ class _Stretch:
             moment = float(grown.sum())
             self.log_moment = top + math.log(moment)
             self.moved = 1.0
-        weight = grown / moment
-        kept = weight > _DROPPED / weight.size
-        self.loss, self.mass = losses.loss[kept], weight[kept]
+        self.loss, self.mass = losses.loss, grown / moment
+        if self.nodes is None:
+            kept = self.mass > _DROPPED / self.mass.size
+            self.loss, self.mass = self.loss[kept], self.mass[kept]
         self.size = self.loss.size
         self.mean_size = float(self.mass @ np.abs(self.loss))
 
     def transform(self, step: float, count: int) -> Complexes:
         """E[e^(itL)] - 1 under the tilt at t = k step: one matrix product, as e^(i(a + Bb)x) = e^(iax) e^(iBbx)."""
-        rows = max(1, math.ceil(math.sqrt(count)))
-        columns = math.ceil(count / rows)
-        angle = step * self.loss
-        fine = _powers_less_one(angle, rows) * self.mass
-        coarse = _powers_less_one(rows * angle, columns)
-        total = np.zeros((columns, rows), dtype=complex)
-        for first in range(0, angle.size, _BLOCK):
+        coarse, fine = self._powers_less_one(step, count)
+        fine = fine * self.mass
+        total: Complexes = np.zeros((), dtype=complex)
+        for first in range(0, self.size, _BLOCK):
             block = slice(first, first + _BLOCK)
-            total += coarse[:, block] @ fine[:, block].T
-            total += fine[:, block].sum(axis=1)
+            total = total + coarse[:, block] @ fine[:, block].T + fine[:, block].sum(axis=1)
             total += (coarse[:, block] @ self.mass[block])[:, None]
         return total.ravel()[:count]
+
+    def _powers_less_one(self, step: float, count: int) -> tuple[Complexes, Complexes]:
+        """e^(i k step rows L) - 1 and e^(i k step L) - 1, few enough to be kept for the opposite direction or not."""
+        if self._opposite is not None and (kept := self._opposite.powers) is not None:
+            return kept[0].conj(), kept[1].conj()
+        rows = max(1, math.ceil(math.sqrt(count)))
+        columns, angle = math.ceil(count / rows), step * self.loss
+        powers = _powers_less_one(rows * angle, columns), _powers_less_one(angle, rows)
+        if rows * self.size < _FEW:
+            self.powers = powers
+        return powers
 
     def error(self, t: Floats) -> Floats:
         """A bound on the rounding error of `transform`, and of the moment and the atoms that it stands on."""
         terms = _ATOM_ERROR + 4 * _U * (_BLOCK + self.loss.size / _BLOCK + 64)
         if self.nodes is not None:
             terms += self.nodes.rounding * _U
-        phases = 8 * _U * self.mean_size * (self.tilt + t)
-        error = 2 * _DROPPED + terms * (3 * self._size_above(t) + self.moved) + phases
+        phases = 8 * _U * self.mean_size
+        fixed = 2 * _DROPPED + terms * self.moved + phases * self.tilt
         if self.nodes is not None:  # at t, at 0, and in the sum of all masses
-            error = error + 2 * GOAL + self.nodes.mass_error
-        return np.asarray(error, dtype=float)
+            fixed += 2 * GOAL + self.nodes.mass_error
+        return np.asarray(fixed + phases * t + 3 * terms * self._size_above(t), dtype=float)
 
     def _size_above(self, t: Floats) -> Floats:
         """A bound on E|e^(itL) - 1|, rising with t."""
@@ -390,23 +436,26 @@ def _log_peak(order: Floats) -> Floats:
     return peak
 
 
-def _log_one_plus(value: Complexes) -> Complexes:
-    """log(1 + value), precise for small ones; where 1 + value vanishes, the log of something negligible."""
+def _log_one_plus(value: Complexes, size: Floats) -> Complexes:
+    """log(1 + value), precise for small ones; `size` is |1 + value|, or something negligible where that vanishes."""
     square = value.real * (2 + value.real) + value.imag**2  # |1 + value|^2 - 1
     result = np.empty_like(value)
-    far = np.log(np.maximum(np.abs(1 + value), 1e-280))
-    result.real = np.where(square > -0.5, 0.5 * np.log1p(np.maximum(square, -0.5)), far)
+    result.real = 0.5 * np.log1p(np.maximum(square, -0.5))
+    if square.min() < -0.5:
+        result.real = np.where(square > -0.5, result.real, np.log(size))
     result.imag = np.arctan2(value.imag, 1 + value.real)
     return result
 
 
 def _powers_less_one(angle: Floats, count: int) -> Complexes:
     """e^(i k angle) - 1 for k < count; (1+a)(1+b) - 1 = a + b + ab keeps small ones precise."""
-    if count * angle.size < _FEW:
-        turns = np.arange(count, dtype=float)[:, None] * angle
-        few: Complexes = -2 * np.sin(turns / 2) ** 2 + 1j * np.sin(turns)
-        return few
     result = np.empty((count, angle.size), dtype=complex)
+    if count * angle.size < _FEW:
+        half = np.arange(count)[:, None] * (0.5 * angle)
+        sine = np.sin(half)
+        result.real = -2 * sine * sine
+        result.imag = 2 * sine * np.cos(half)
+        return result
     result[0] = 0.0
     done = 1
     while done < count:

@@ -32,6 +32,8 @@ Floats = NDArray[np.float64]
 
 _EDGE = 9.8
 """Beyond it a normal variable has less than 1e-22 of its mass."""
+_LOWS = (-_EDGE, -12.0, -15.0, -18.0, -22.0, -26.0, -30.0)
+"""Where the first node may stand: backward, a tilt pulls the mass to the left."""
 _FARTHEST = 30.0
 """Nodes farther out would hold nothing that floating point can add up."""
 _LOG_GOAL = -46.0
@@ -40,7 +42,7 @@ GOAL = 5 * math.exp(_LOG_GOAL)
 """What all pieces amount to: two of aliasing, one at each end, and some for rounding down."""
 _MOST = 700
 """Past this many nodes, cells are as cheap."""
-_UNIT, _FAR_UNIT, _FINE_UNIT = np.arange(97) / 96, np.arange(1, 49) / 48, np.arange(513) / 512
+_UNIT, _FAR_UNIT, _FINE_UNIT = np.arange(65) / 64, np.arange(1, 49) / 48, np.arange(513) / 512
 MOST_DECAY = 0.9
 """As much as pairs of losses may take off a transform's square: then an error in the moment grows tenfold at most."""
 _MOST_BINS = 20_000
@@ -48,7 +50,10 @@ _MOST_BINS = 20_000
 _SLACK = 1e-6
 """Covers the rounding of logarithms that bound something."""
 _LOG_ROOT_2_PI = 0.5 * math.log(2 * math.pi)
-_STRIPS = np.array([1.0, 0.7, 0.45, 0.25, 0.12])
+_LOG_BEFORE = float(log_ndtr(-_EDGE))
+_GENEROUS = 1.25
+"""Cells reach farther than asked by this factor, so that what is asked next finds them made."""
+_STRIPS: Floats = np.asarray(0.65 ** np.arange(6), dtype=float)
 """Strips to try, as shares of the widest: a fast oscillation grows too quickly away from the real axis."""
 
 
@@ -58,21 +63,22 @@ class Crowded(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """Points k `step` up to `high`, which stand for the loss of a sampled Gaussian; `strip` is a in the bound above."""
+    """Points on a line, which stand for the loss of a sampled Gaussian, by the bound of one of the line's strips."""
 
-    mu: float
-    rate: float
+    grid: Grid
     forward: bool
-    step: float
-    high: float
-    strip: float
+    which: int
 
     @staticmethod
-    def of(mu: float, rate: float, *, forward: bool) -> Nodes:
+    def of(line: Line, *, forward: bool) -> Nodes:
         """Nodes that serve most tilts and frequencies."""
-        strip = _widest(mu)
-        step = _dyadic(2 * math.pi * strip / (strip**2 / 2 + 3 * strip - _LOG_GOAL))
-        return Nodes(mu, rate, forward, step, mu + _EDGE, strip)
+        step = _dyadic(2 * math.pi * line.widest / (line.widest**2 / 2 + 3 * line.widest - _LOG_GOAL))
+        return Nodes(Grid(line, step, -_EDGE, line.mu + _EDGE), forward, 0)
+
+    @property
+    def strip(self) -> float:
+        """a in the bound above."""
+        return float(self.grid.line.strips[self.which])
 
     def refined(self, tilt: float, frequency: float, log_moment: float, *, highest: float) -> Nodes:
         """Nodes that meet `GOAL` at this tilt and up to this frequency, and reach as far as the order `highest` asks.
@@ -80,72 +86,93 @@ class Nodes:
         Raises:
             Crowded: they would be too many.
         """
-        allowed = log_moment + _LOG_GOAL
-        strips = _STRIPS * _widest(self.mu)
-        cells = _Cells(self, tilt, frequency)
-        steps = 2 * math.pi * strips / np.maximum(1.0, cells.log_size(strips, tilt, frequency) - allowed)
-        best = int(np.argmax(steps))
-        step = _dyadic(float(steps[best]))
-        high = cells.last_needed(tilt, allowed, step)
+        allowed, power, line = log_moment + _LOG_GOAL, self.power(tilt), self.grid.line
+        cells = self._cells(tilt, frequency)
+        steps = self._steps(cells, power, frequency, allowed)
+        best = int(steps.argmax())
+        step, low = _dyadic(float(steps[best])), line.first_needed(power, allowed)
+        high = cells.last_needed(power, allowed, step)
         if highest > tilt:
-            high = max(high, _Cells(self, highest, 0.0).last_needed(highest, allowed, step))
-        if high > _FARTHEST or step * _MOST < _EDGE + high:
+            low = min(low, line.first_needed(self.power(highest), allowed))
+            high = max(high, self._cells(highest, 0.0).last_needed(self.power(highest), allowed, step))
+        if high > _FARTHEST or step * _MOST < high - low:
             raise Crowded
-        return Nodes(self.mu, self.rate, self.forward, step, high, float(strips[best]))
+        return Nodes(Grid(line, step, low, high), self.forward, best)
 
-    @cached_property
-    def x(self) -> Floats:
-        """The points, exact in floating point."""
-        first, last = -math.ceil(_EDGE / self.step), math.ceil(self.high / self.step)
-        return self.step * np.arange(first, last + 1, dtype=np.float64)
+    def opposite(self) -> Nodes:
+        """The same points for the other direction, which they may not serve."""
+        return Nodes(self.grid, not self.forward, self.which)
 
-    @cached_property
+    def serve(self, tilt: float, frequency: float, log_moment: float) -> bool:
+        """Whether they meet `GOAL` at this tilt and up to this frequency."""
+        allowed, power, grid = log_moment + _LOG_GOAL, self.power(tilt), self.grid
+        cells = self._cells(tilt, frequency)
+        among = slice(max(0, self.which - 1), self.which + 1)
+        if self._steps(cells, power, frequency, allowed, among).max() < grid.step:
+            return False
+        reach = cells.last_needed(power, allowed, grid.step)
+        return grid.line.first_needed(power, allowed) >= grid.low and reach <= grid.high
+
+    def _steps(
+        self, cells: _Cells, power: float, frequency: float, allowed: float, among: slice = slice(None)
+    ) -> Floats:
+        """The spacing that each strip allows."""
+        strips = self.grid.line.strips[among]
+        size = cells.log_size(strips, power, frequency * cells.angles[among])
+        steps: Floats = 2 * math.pi * strips / np.maximum(1.0, size - allowed)
+        return steps
+
+    def power(self, order: float) -> float:
+        """p in the integrand phi u^p: above 0 forward, below backward."""
+        return 1 + order if self.forward else -order
+
+    def _cells(self, order: float, frequency: float) -> _Cells:
+        """Cells over all of x that matters at this order and frequency."""
+        line = self.grid.line
+        far = math.sqrt(2 * (frequency * line.mu * line.widest - _LOG_GOAL))
+        return line.cells(max(far, line.mu * (1 + order) + _EDGE + 1) if self.forward else far)
+
+    @property
     def loss(self) -> Floats:
         """The loss at each node."""
-        loss: Floats = np.log1p(self._excess)
-        return loss if self.forward else -loss
+        return self.grid.log_ratio if self.forward else -self.grid.log_ratio
 
-    @cached_property
+    @property
     def mass(self) -> Floats:
         """What each node weighs: `step` times the density under P, or under Q backward."""
-        mass: Floats = np.exp(-0.5 * self.x**2) * (self.step / math.sqrt(2 * math.pi))
-        return mass * (1 + self._excess) if self.forward else mass
-
-    @cached_property
-    def _excess(self) -> Floats:
-        excess: Floats = self.rate * np.expm1(self.mu * self.x - self.mu**2 / 2)
-        return excess
+        return self.grid.mass * (1 + self.grid.excess) if self.forward else self.grid.mass
 
     @property
     def largest(self) -> float:
         """The least upper bound of the loss."""
-        return math.inf if self.forward else -math.log1p(-self.rate)
+        return math.inf if self.forward else -self.grid.line.stay
 
     @property
     def total_variation(self) -> float:
         """Between P and Q: q (2 Phi(mu/2) - 1)."""
-        return self.rate * math.erf(self.mu / math.sqrt(8))
+        return self.grid.line.rate * math.erf(self.grid.line.mu / math.sqrt(8))
 
     @property
     def rounding(self) -> float:
         """Relative error of a node's mass and tilt, in units of 2^-53."""
-        return 4 * float(self.x[-1]) ** 2
+        return 4 * max(self.grid.first**2, self.grid.last**2)
 
     @property
     def mass_error(self) -> float:
         """A bound on |sum of all masses - 1|; here N = e^(a^2/2)."""
-        exponent = 2 * math.pi * self.strip / self.step
-        first, last = float(self.x[0]), float(self.x[-1]) - (self.mu if self.forward else 0.0)
-        tails = sum(math.erfc(end / math.sqrt(2)) + self.step * math.exp(-(end**2) / 2) for end in (-first, last))
+        step, exponent = self.grid.step, 2 * math.pi * self.strip / self.grid.step
+        ends = -self.grid.first, self.grid.last - (self.grid.line.mu if self.forward else 0.0)
+        tails = sum(math.erfc(end / math.sqrt(2)) + step * math.exp(-(end**2) / 2) for end in ends)
         return (2 * math.exp(self.strip**2 / 2 - exponent) / -math.expm1(-exponent) + tails) * (1 + _SLACK)
 
     def log_error(self, order: float) -> float:
         """log of a bound on |sum over nodes - integral| at this order, whatever these nodes were made for."""
-        exponent = 2 * math.pi * self.strip / self.step
-        cells = _Cells(self, order, 0.0)
-        aliased = math.log(2) + float(cells.log_size(np.array([self.strip]), order, 0.0)[0])
+        exponent, power = 2 * math.pi * self.strip / self.grid.step, self.power(order)
+        cells = self._cells(order, 0.0)
+        aliased = math.log(2) + float(cells.log_size(np.array([self.strip]), power, 0.0)[0])
         aliased -= exponent + math.log1p(-math.exp(-exponent))
-        return float(np.logaddexp(aliased, cells.log_truncated(order))) + _SLACK
+        truncated = cells.log_truncated(power, self.grid)
+        return float(np.logaddexp(aliased, truncated)) + _SLACK
 
     def log_variation(self, order: float) -> float:
         """log of a bound on the total variation of the density of e^(order L) dP over the loss (not normalised).
@@ -153,7 +180,7 @@ class Nodes:
         In x the density is phi u^(p+1) / (mu r). The slope of its log is -x - mu + (p+1) mu s with s = r/u a logistic
         curve: one root where it is monotone, three at most, and then the second peak lies where s > 1/2.
         """
-        return _Cells(self, order, 0.0).log_variation(order)
+        return self._cells(order, 0.0).log_variation(self.power(order))
 
     def tilted(self, order: float, log_moment: float) -> TiltedDensity:
         """The loss's density under a tilt, for bounds on its transform."""
@@ -183,10 +210,10 @@ class TiltedDensity:
     @cached_property
     def _cells(self) -> tuple[Floats, Floats, Floats]:
         """Each cell's least mass, and the log of u at its ends."""
-        nodes = self.nodes
-        ends = _FINE_UNIT * (nodes.mu + 2 * _EDGE) - _EDGE
-        log_ratio: Floats = np.log1p(nodes.rate * np.expm1(nodes.mu * ends - nodes.mu**2 / 2))
-        tilted = (1 + self.order if nodes.forward else -self.order) * log_ratio - self.log_moment
+        line = self.nodes.grid.line
+        ends = _FINE_UNIT * (line.mu + 2 * _EDGE) - _EDGE
+        log_ratio: Floats = np.log1p(line.excess(ends))
+        tilted = self.nodes.power(self.order) * log_ratio - self.log_moment
         far = np.maximum(-ends[:-1], ends[1:])
         log_mass = np.minimum(tilted[:-1], tilted[1:]) - 0.5 * far**2
         mass = np.exp(log_mass) * ((ends[1] - ends[0]) / math.sqrt(2 * math.pi) * (1 - _SLACK))
@@ -212,114 +239,184 @@ class TiltedDensity:
         return min(by_variation, by_pairs)
 
 
-class _Cells:
-    """Cells over all of x that matters at some order and frequency, with what is worst in each."""
+class Grid:
+    """Multiples of `step` from `low` to `high` on a line, with what both directions ask of them."""
 
-    def __init__(self, nodes: Nodes, order: float, frequency: float) -> None:
-        self.mu, self.rate, self.forward, self.nodes = nodes.mu, nodes.rate, nodes.forward, nodes
-        self.stay = math.log1p(-self.rate)
-        ends = _UNIT * (self.mu + 2 * _EDGE) - _EDGE
-        far = math.sqrt(2 * (frequency * self.mu * _widest(self.mu) - _LOG_GOAL))
-        if self.forward:
-            far = max(far, self.mu * (1 + order) + _EDGE + 1)
+    def __init__(self, line: Line, step: float, low: float, high: float) -> None:
+        self.line, self.step, self.low, self.high = line, step, low, high
+        first, last = math.floor(low / step), math.ceil(high / step)
+        self.first, self.last = step * first, step * last
+        self.x: Floats = step * np.arange(first, last + 1, dtype=np.float64)
+        """The points, exact in floating point."""
+        self.excess = line.excess(self.x)
+        """u - 1."""
+        self.log_ratio: Floats = np.log1p(self.excess)
+        """log u."""
+        self.mass: Floats = np.exp(-0.5 * self.x**2) * (step / math.sqrt(2 * math.pi))
+        """`step` times the density under Q."""
+
+
+class Line:
+    """All x of one sampled Gaussian, which both directions share, and the cells made so far."""
+
+    def __init__(self, mu: float, rate: float) -> None:
+        self.mu, self.rate = mu, rate
+        self.stay = math.log1p(-rate)
+        self.widest = min(math.sqrt(-2 * _LOG_GOAL), math.pi / (2 * mu))
+        """Half the width of the widest strip: the best for a normal density, or as wide as the bounds on u hold."""
+        self.strips: Floats = _STRIPS * self.widest
+        self._made: _Cells | None = None
+
+    def excess(self, x: Floats) -> Floats:
+        """u - 1."""
+        excess: Floats = self.rate * np.expm1(self.mu * x - self.mu**2 / 2)
+        return excess
+
+    def cells(self, far: float) -> _Cells:
+        """Cells that reach to `far`, or at least to where a normal variable ends."""
+        near, made = self.mu + _EDGE, self._made
+        if made is None or made.last < far or (far > near and made.last > 2 * far):
+            self._made = made = _Cells(self, _GENEROUS * far if far > near else 0.0)
+        return made
+
+    def first_needed(self, power: float, allowed: float) -> float:
+        """Where all nodes before are negligible, as far as the order's pull to the left can take them.
+
+        Raises:
+            Crowded: nowhere near.
+        """
+        if power > 0:
+            return -_EDGE
+        for low in _LOWS:
+            log_before, pull = self.log_before(low, power, np.ones(1))
+            if pull[0] < -low and log_before[0] <= allowed:  # it rises up to there, so that nodes add up to less
+                return low
+        raise Crowded
+
+    def log_before(self, x: float, power: float, cosine: Floats) -> tuple[Floats, Floats]:
+        """log of a bound on the integral of phi |u|^p up to x < 0 for p < 0, where r turns by angles of these cosines.
+
+        |u| >= v = 1-q + r cos, and log v is convex: v(y)^p <= v(x)^p e^(-b (y-x)) where b = -p mu r cos / v at x.
+        Returns b, too.
+        """
+        risen = self.rate * math.exp(self.mu * x - self.mu**2 / 2) * cosine
+        least = 1 - self.rate + risen
+        pull = -power * self.mu * risen / least
+        bound: Floats = power * np.log(least) + pull * x + pull**2 / 2 + log_ndtr(x + pull)
+        return bound, pull
+
+
+class _Cells:
+    """Cells over x, with what is worst in each; what is asked of u^p at p < 0 is asked of the backward direction."""
+
+    def __init__(self, line: Line, far: float) -> None:
+        self.line, self.mu, self.stay = line, line.mu, line.stay
+        ends = _UNIT * (line.mu + 2 * _EDGE) - _EDGE
         if far > ends[-1]:
             ends = np.concatenate([ends, ends[-1] + _FAR_UNIT * (far - ends[-1])])
-        self.ends, self.left, self.right = ends, ends[:-1], ends[1:]
-        nearest = np.maximum(np.maximum(self.left, -self.right), 0.0)
+        left, self.right = ends[:-1], ends[1:]
+        self.first, self.last = -_EDGE, float(ends[-1])
+        self.width: Floats = self.right - left
+        nearest = np.maximum(np.maximum(left, -self.right), 0.0)
         self.log_density: Floats = -0.5 * nearest**2 - _LOG_ROOT_2_PI
-        self.log_risen: Floats = math.log(self.rate) + self.mu * ends - self.mu**2 / 2
+        self.log_risen: Floats = self._risen(ends)
         self.log_ratio: Floats = np.logaddexp(self.stay, self.log_risen)
 
-    def power(self, order: float) -> float:
-        """p in u^p."""
-        return 1 + order if self.forward else -order
+    @cached_property
+    def angles(self) -> Floats:
+        """A bound on |arg u(x + ib)| in each strip: before the first cell, in each one, past the last."""
+        turn = self.mu * self.line.strips[:, None]
+        inverse: Floats = np.exp(np.minimum(700.0, self.stay - self.log_risen))
+        return np.concatenate([np.arctan2(np.sin(turn), inverse + np.cos(turn)), turn], axis=1)
 
-    def log_size(self, strips: Floats, order: float, frequency: float) -> Floats:
-        """log N for each strip, at order + i frequency."""
-        power, turn = self.power(order), self.mu * strips
-        open_ends: Floats = np.exp(np.minimum(700.0, self.stay - self.log_risen))
-        angles = np.arctan2(np.sin(turn)[:, None], open_ends + np.cos(turn)[:, None])
-        growth = np.empty((strips.size, self.ends.size + 1))
-        growth[:, 0] = log_ndtr(self.ends[0])
-        growth[:, 1:-1] = np.log(np.diff(self.ends)) + self.log_density
-        if self.forward:
-            growth[:, :-1] += power * self.log_ratio
-            growth[:, -1] = self.log_far(order)
-        else:
-            worst = np.logaddexp(self.stay, self.log_risen + np.log(np.maximum(np.cos(turn), 1e-300))[:, None])
-            growth[:, 0] += power * self.stay
-            growth[:, 1:-1] += power * worst[:, :-1]
-            growth[:, -1] = log_ndtr(-self.ends[-1]) + power * worst[:, -1]
-        turned = np.concatenate([angles, turn[:, None]], axis=1) * frequency
+    def log_size(self, strips: Floats, power: float, turned: Floats | float) -> Floats:
+        """log N for each strip, where |e^(it log u)| is at most e^turned."""
+        growth = self._forward_growth(power) if power > 0 else self._backward_growth(power, strips)
         size: Floats = _log_sum(growth + turned) + strips**2 / 2 + _SLACK
         return size
 
-    def log_far(self, order: float) -> float:
-        """log of a bound on the integral of phi u^p past the last cell: there u grows at most like e^(mu x)."""
-        power, last = self.power(order), float(self.ends[-1])
-        centre = self.mu * power
-        return power * float(self.log_ratio[-1]) - centre * last + centre**2 / 2 + float(log_ndtr(centre - last))
+    def _forward_growth(self, power: float) -> Floats:
+        """log of a bound on the integral of phi u^p: before the first cell, in each one, past the last."""
+        growth = np.empty(self.right.size + 2)
+        growth[0] = _LOG_BEFORE
+        growth[1:-1] = np.log(self.width) + self.log_density
+        growth[:-1] += power * self.log_ratio
+        growth[-1] = self.log_far(power)
+        return growth
 
-    def log_truncated(self, order: float) -> float:
-        """log of a bound on what the nodes left out would add."""
-        power, step = self.power(order), self.nodes.step
-        first, last = float(self.nodes.x[0]), float(self.nodes.x[-1])
-        low = float(np.logaddexp(log_ndtr(first), math.log(step) - first**2 / 2 - _LOG_ROOT_2_PI))
-        low += power * (float(np.logaddexp(self.stay, self._risen(first))) if self.forward else self.stay)
-        if self.forward:
-            sums = self._log_sums(order, step)
-            high = float(_log_sum(sums[np.append(self.right > last, True)]))
+    def _backward_growth(self, power: float, strips: Floats) -> Floats:
+        """The same in each strip, where |u| >= 1-q + r cos."""
+        cosine = np.maximum(np.cos(self.mu * strips), 0.0)
+        least = 1 - self.line.rate + cosine[:, None] * np.exp(np.minimum(700.0, self.log_risen))
+        growth = np.empty((strips.size, self.right.size + 2))
+        growth[:, 1:] = power * np.log(least)
+        growth[:, 1:-1] += np.log(self.width) + self.log_density
+        growth[:, 0] = self.line.log_before(self.first, power, cosine)[0]
+        growth[:, -1] += log_ndtr(-self.last)
+        return growth
+
+    def log_far(self, power: float) -> float:
+        """log of a bound on the integral of phi u^p past the last cell: there u grows at most like e^(mu x)."""
+        centre = self.mu * power
+        rise = power * float(self.log_ratio[-1]) - centre * self.last
+        return rise + centre**2 / 2 + float(log_ndtr(centre - self.last))
+
+    def log_truncated(self, power: float, grid: Grid) -> float:
+        """log of a bound on what nodes before the grid's first and after its last would add."""
+        if power > 0:
+            low = _log_tail(-grid.first, grid.step) + power * float(grid.log_ratio[0])
+            high = float(_log_sum(self._log_sums(power, grid.step)[np.append(self.right > grid.last, True)]))
         else:
-            high = float(np.logaddexp(log_ndtr(-last), math.log(step) - last**2 / 2 - _LOG_ROOT_2_PI))
-            high += power * float(np.logaddexp(self.stay, self._risen(last)))
+            low = _log_tail(-grid.first, grid.step) + power * self.stay
+            high = _log_tail(grid.last, grid.step) + power * float(grid.log_ratio[-1])
         return float(np.logaddexp(low, high))
 
-    def last_needed(self, order: float, allowed: float, step: float) -> float:
+    def last_needed(self, power: float, allowed: float, step: float) -> float:
         """Where the rest of all nodes, from there on, is negligible."""
-        if not self.forward:
-            return self.mu + _EDGE
-        left_out = np.logaddexp.accumulate(self._log_sums(order, step)[::-1])[::-1]
+        if power < 0:  # u^p < 1 there, and a normal variable has less than e^(-x^2/2) of its mass beyond
+            return max(self.mu / 2, math.sqrt(-2 * _LOG_GOAL))
+        left_out = np.logaddexp.accumulate(self._log_sums(power, step)[::-1])[::-1]
         enough = np.flatnonzero(left_out[1:] <= allowed)
         return float(self.right[enough[0]]) if enough.size else math.inf
 
-    def log_variation(self, order: float) -> float:
+    def log_variation(self, power: float) -> float:
         """See `Nodes.log_variation`."""
-        power = self.power(order) + 1
-        first, last = float(self.ends[0]), float(self.ends[-1])
-        pull = power * self.mu * math.exp(float(self.log_risen[0] - self.log_ratio[0]))
-        if -first - self.mu + min(0.0, pull) <= 0 or (self.forward and last < self.mu * self.power(order)):
+        above = power + 1
+        pull = above * self.mu * math.exp(float(self.log_risen[0] - self.log_ratio[0]))
+        if -self.first - self.mu + min(0.0, pull) <= 0 or self.last < self.mu * power:
             return math.inf  # beyond the cells it might not fall
-        log_ratio = power * (self.log_ratio[1:] if power > 0 else self.log_ratio[:-1])
+        log_ratio = above * (self.log_ratio[1:] if above > 0 else self.log_ratio[:-1])
         density = self.log_density + log_ratio - self.log_risen[:-1]
         peak = float(density.max()) - math.log(self.mu)
-        if power * self.mu**2 <= 4:
+        if above * self.mu**2 <= 4:
             return peak + math.log(2) + _SLACK
         right = int(np.searchsorted(self.log_risen[1:], self.stay))  # from r = 1 - q on
         second = float(density[right:].max()) - math.log(self.mu) if right < density.size else -math.inf
         return float(np.logaddexp(peak, second)) + math.log(2) + _SLACK
 
-    def _risen(self, x: float) -> float:
-        return math.log(self.rate) + self.mu * x - self.mu**2 / 2
+    def _risen(self, x: Floats) -> Floats:
+        """log r."""
+        return math.log(self.line.rate) + self.mu * x - self.mu**2 / 2
 
-    def _log_sums(self, order: float, step: float) -> Floats:
+    def _log_sums(self, power: float, step: float) -> Floats:
         """log of a bound on what nodes add up to in each cell, and past the last one (by a one-peaked bound)."""
-        power, last = self.power(order), float(self.ends[-1])
-        inside = np.log(np.diff(self.ends) + step) + self.log_density + power * self.log_ratio[1:]
-        past = max(0.0, self.mu * power - last)
-        peak = power * float(self.log_ratio[-1]) - last**2 / 2 + past**2 / 2 - _LOG_ROOT_2_PI
-        sums: Floats = np.append(inside, np.logaddexp(self.log_far(order), math.log(step) + peak))
+        sums = np.empty(self.right.size + 1)
+        sums[:-1] = np.log(self.width + step) + self.log_density + power * self.log_ratio[1:]
+        past = max(0.0, self.mu * power - self.last)
+        peak = power * float(self.log_ratio[-1]) - self.last**2 / 2 + past**2 / 2 - _LOG_ROOT_2_PI
+        sums[-1] = np.logaddexp(self.log_far(power), math.log(step) + peak)
         return sums
+
+
+def _log_tail(end: float, step: float) -> float:
+    """log of a bound on what nodes past `end` weigh under a normal density."""
+    return float(np.logaddexp(log_ndtr(-end), math.log(step) - end**2 / 2 - _LOG_ROOT_2_PI))
 
 
 def _log_sum(logs: Floats) -> Floats:
     top = logs.max(axis=-1, keepdims=True)
     total: Floats = top[..., 0] + np.log(np.exp(logs - top).sum(axis=-1))
     return total
-
-
-def _widest(mu: float) -> float:
-    """Half the width of the widest strip: the best for a normal density, or as wide as the bounds on u hold."""
-    return min(math.sqrt(-2 * _LOG_GOAL), math.pi / (2 * mu))
 
 
 def _dyadic(step: float) -> float:

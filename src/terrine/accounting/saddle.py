@@ -27,7 +27,9 @@ def _saddle_by_newton(composition: Composition, delta: float) -> tuple[float, fl
     mu = math.sqrt(max(composition.cumulants(0.0)[2], 1e-300))
     odds = math.log(min(mu, 1.0) / delta) - 0.9
     z = math.sqrt(2 * max(1.0, odds))
-    log_tilt = 0.5 * math.log(2 * max(0.5, odds - 2 * math.log(z))) - math.log(mu)
+    for _ in range(2):
+        z = math.sqrt(2 * max(0.5, odds - 2 * math.log(z)))
+    log_tilt = math.log(z / mu)
     for _ in range(8):
         excess, epsilon, slope = _saddle_estimate(composition, log_tilt, delta)
         if abs(excess) < 1:  # the rest in one step, as log delta falls by the tilt for each unit of epsilon

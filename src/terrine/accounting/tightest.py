@@ -9,7 +9,7 @@ from terrine import check
 from terrine.accounting import certified, composition, renyi
 from terrine.accounting.certified import Bounds
 from terrine.errors import UnsupportedEvent
-from terrine.events import Event
+from terrine.events import Event, leaves
 
 
 def epsilon(event: Event, *, delta: float) -> float:
@@ -56,6 +56,8 @@ def bounds(event: Event, *, delta: float) -> Bounds:
 
 def _stated(event: Event, delta: float) -> float:
     """What the parts themselves say, to the last bit, where all of them do."""
+    if any(composition.needs_delta(leaf) for leaf, _ in leaves(event)):
+        return math.inf
     try:
         return composition.stated(event, delta=delta)
     except UnsupportedEvent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,9 +47,12 @@ def tune(
     words: Words = "",
     classes: Classes = None,
     delta: Annotated[float | None, typer.Option(help="Default: a power of ten below 1/texts.")] = None,
-    start: Annotated[str | None, typer.Option(help="Start from these words; else from the vocabulary.")] = None,
+    start: Annotated[str | None, typer.Option(help="Start from these words; else the vocabulary.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Virtual tokens; default: those of --start, or 10.")] = None,
     head: Annotated[bool, typer.Option("--head", help="Train a small output layer as well.")] = False,
+    public: Annotated[
+        Path | None, typer.Option(help="Public texts like the private ones: some of them centre the --head.")
+    ] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Start with even answers to empty inputs.")] = False,
     lot: Annotated[int, typer.Option(help="Expected texts in a lot.")] = 256,
     steps: Annotated[int, typer.Option(help="How many steps.")] = 40,
@@ -69,18 +73,24 @@ def tune(
 
     asked = _template(template, words, "")
     names = _classes(classes, asked)
+    _ready(out)
     texts, labels = examples.read(data, names) if names else examples.read_pairs(data)
+    if test is not None and not names:
+        raise InvalidArgument("--test without --words: want label words to measure accuracy by")
+    tested = None if test is None else examples.read(test, names)
     failing = delta if delta is not None else 10.0 ** math.floor(math.log10(0.999 / len(texts)))
     plan = sgd.Plan(
         examples=len(texts), lot=min(lot, len(texts)), steps=steps, clip=clip, budget=Budget(epsilon, failing),
         seed=test_seed,
     )  # fmt: skip
     language = _language(model)
-    options = {"head": head, "calibrated": calibrate}
+    options: dict[str, Any] = {"head": head, "calibrated": calibrate}
+    if public is not None:
+        options["public"] = examples.read_texts(public)[:32]
     if start is None:
         begun = SoftPrompt.from_vocabulary(language, asked, 10 if tokens is None else tokens, **options)
     else:
-        begun = SoftPrompt.from_text(language, asked, start, count=tokens, **options)
+        begun = SoftPrompt.from_text(language, asked, _unescaped(start), count=tokens, **options)
     with charged_account(ledger, account) as charged, counted("steps", quiet=as_json) as progress:
         tuned = train(
             language, begun, texts, labels, plan,
@@ -89,8 +99,8 @@ def tune(
     tuned.save(out)
     assert tuned.privacy is not None
     shown = {"prompt": str(out), "tokens": tuned.count, **_privacy(tuned.privacy), "noise": plan.noise, "steps": steps}
-    if test is not None:
-        shown |= _measured(tuned.log_probabilities, language, *examples.read(test, names), as_json)
+    if tested is not None:
+        shown |= _measured(tuned.log_probabilities, language, *tested, as_json)
     _show(shown, as_json)
 
 
@@ -129,8 +139,10 @@ def label(
     asked = _template(template, words, instruction)
     if not asked.words:
         raise InvalidArgument("--words='': want the words that stand for the classes")
+    _ready(out, student)
     texts, labels = examples.read(private, _classes(classes, asked))
-    unlabelled = examples.read_texts(public)[:queries]
+    offered = examples.read_texts(public)
+    unlabelled = offered[:queries]
     failing = delta if delta is not None else 10.0 ** math.floor(math.log10(0.999 / len(texts)))
     rule = confident(Budget(epsilon, failing), teachers=teachers, queries=len(unlabelled), agreement=threshold)
     deal = pate.split(len(texts), teachers, seed=seed)
@@ -152,8 +164,9 @@ def label(
     if student is not None:
         with counted("candidates", quiet=as_json) as progress:
             chosen = choose(
-                backend, asked, unlabelled, answers.labels, shots=shots, seed=seed, privacy=privacy, progress=progress
-            )
+                backend, asked, unlabelled, answers.labels,
+                shots=shots, unlabelled=offered[len(unlabelled) :][:100], seed=seed, privacy=privacy, progress=progress,
+            )  # fmt: skip
         chosen.save(student)
         shown["student"] = str(student)
     _show(shown, as_json)
@@ -216,11 +229,28 @@ def _language(path: Path) -> LanguageModel:
     return LanguageModel.load(path)
 
 
+def _ready(*paths: Path | None) -> None:
+    """Make the folders that results go to, before anything is paid for."""
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"{path}: no such folder can be made ({error.strerror}); want a file") from None
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise InvalidArgument(f"{path}: not a file that can be written; want one for the result")
+
+
 def _template(text: str, words: str, instruction: str) -> Template:
     from terrine.prompts import Template
 
-    unescaped = [one.replace("\\n", "\n") for one in (text, instruction)]
-    return Template(unescaped[0], tuple(words.split(",")) if words else (), unescaped[1])
+    return Template(_unescaped(text), tuple(words.split(",")) if words else (), _unescaped(instruction))
+
+
+def _unescaped(text: str) -> str:
+    """With new lines where the terminal's user wrote them."""
+    return text.replace("\\n", "\n")
 
 
 def _classes(told: str | None, template: Template) -> list[str]:

@@ -111,7 +111,7 @@ def report(
 
 def schema(
     table: Annotated[str, typer.Argument(help="A private table: .csv, .tsv, .parquet, .arrow.")],
-    label: Annotated[str, typer.Option(help="The column to predict.")],
+    label: Annotated[str | None, typer.Option(help="The column to predict; else asked for, or the last.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; else TABLE.schema.toml beside the table.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: draft all facts, unconfirmed.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a schema that is there.")] = False,
@@ -123,7 +123,10 @@ def schema(
     target = schema_path(table) if out is None else out
     if target.exists() and not force:
         raise InvalidArgument(f"{target} is there already: want --force to write over it, or another --out")
-    drafted = tables.draft(tables.read(table), label)
+    read = tables.read(table)
+    last = read.column_names[-1]
+    label = label or (last if yes else typer.prompt("the column to predict", default=last))
+    drafted = tables.draft(read, label)
     found = drafted if yes else _confirmed(drafted)
     target.write_text(found.to_toml(), encoding="utf-8")
     typer.echo(f"written: {target}")

@@ -87,15 +87,10 @@ def question_ids(language: LanguageModel, template: Template, text: str) -> list
 
 
 def pad(language: LanguageModel, ids: Tensor, lengths: Tensor, before: Tensor | None) -> Padded:
-    """The rows' vectors behind `before` (rows, tokens, width), padded on the side that the tokenizer pads on."""
+    """The rows' vectors behind `before` (rows, tokens, width), padded on the right."""
     count, longest = ids.shape
-    begins = longest - lengths if language.pads_left else torch.zeros_like(lengths)
-    columns = torch.arange(longest)[None, :] - begins[:, None]
-    mask = (columns >= 0) & (columns < lengths[:, None])
-    if language.pads_left:
-        ids = ids.gather(1, columns.clamp(min=0))
-    vectors = language.embed(ids)
-    mask = mask.to(language.device).long()
+    mask = (torch.arange(longest)[None, :] < lengths[:, None]).to(language.device).long()
+    vectors, begins = language.embed(ids), torch.zeros_like(lengths)
     if before is None:
         return Padded(vectors, mask, begins)
     vectors = torch.cat([before.to(vectors.dtype), vectors], dim=1)

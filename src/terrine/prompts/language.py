@@ -3,12 +3,13 @@
     [beginning] [prompt] [text]      a causal model is read at its last token, an encoder at its mask token
 
 The prompt stands before the text, after whatever token the tokenizer puts first. Only the chosen places go through the
-output layer. A causal model's keys and values of a prefix can be computed once and used for many texts: padding lies
-between prefix and text or after the text, masked out, with positions counted over what is not padding.
+output layer. A causal model's keys and values of a prefix can be computed once and used for many texts. Padding lies
+after the text, whatever side the tokenizer likes: there no causal model sees it, not even through a sliding window.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,15 +31,11 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """Keys and values of every layer for one prefix, each (1, heads, length, width)."""
+    """Keys and values of every layer for one prefix, as the model's own cache of one row; bytes held."""
 
-    layers: tuple[tuple[Tensor, Tensor], ...]
+    cache: Any
     length: int
-
-    @property
-    def size(self) -> int:
-        """Bytes held."""
-        return sum(part.numel() * part.element_size() for pair in self.layers for part in pair)
+    size: int
 
 
 class LanguageModel:
@@ -61,7 +58,6 @@ class LanguageModel:
             )
         self.model, self.tokenizer = model.eval().requires_grad_(False), tokenizer
         self.causal: bool = bool(model.can_generate())
-        self.pads_left: bool = self.causal and tokenizer.padding_side == "left"
         self.beginning, self.end = self._specials()
         self._takes_positions = self.causal and "position_ids" in accepted
 
@@ -158,7 +154,12 @@ class LanguageModel:
         last = torch.tensor([[len(vectors) - 1]], device=self.device)
         kept: dict[str, Any] = {}
         self._at(last, kept, inputs_embeds=vectors[None].to(self.table.dtype), use_cache=True)
-        return Prefix(tuple(_pairs(kept["output"].past_key_values)), len(vectors))
+        cache = getattr(kept["output"], "past_key_values", None)
+        if not hasattr(cache, "batch_repeat_interleave"):
+            raise InvalidArgument(
+                f"{type(self.model).__name__} keeps no keys and values: want a model with attention and a dynamic cache"
+            )
+        return Prefix(cache, len(vectors), _bytes(cache))
 
     def _at(self, places: Tensor, kept: dict[str, Any] | None = None, **options: Any) -> Reading:
         """Run the model with only `places` going through its output layer."""
@@ -192,18 +193,18 @@ def _taken(hidden: Tensor, places: Tensor) -> Tensor:
     return hidden.gather(1, places[:, :, None].expand(-1, -1, hidden.shape[-1]))
 
 
-def _pairs(cache: Any) -> list[tuple[Tensor, Tensor]]:
+def _bytes(cache: Any) -> int:
     if hasattr(cache, "layers"):
-        return [(layer.keys, layer.values) for layer in cache.layers]
-    return list(zip(cache.key_cache, cache.value_cache, strict=True))
+        held = [one for layer in cache.layers for one in (layer.keys, layer.values)]
+    else:  # before transformers 4.55
+        held = [*cache.key_cache, *cache.value_cache]
+    return sum(one.numel() * one.element_size() for one in held if isinstance(one, Tensor))
 
 
 def _repeated(prefix: Prefix, rows: int) -> Any:
-    from transformers import DynamicCache
-
-    cache = DynamicCache()
-    for place, (keys, values) in enumerate(prefix.layers):
-        cache.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), place)
+    """The prefix's cache once for every row, in a copy: the model writes into it."""
+    cache = copy.deepcopy(prefix.cache)
+    cache.batch_repeat_interleave(rows)
     return cache
 
 

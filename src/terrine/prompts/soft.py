@@ -1,11 +1,12 @@
 """A soft prompt: trained vectors before the text of a frozen model, and, if wanted, a small trained output layer.
 
-    scores = logits of the label words + bias          or          weight . hidden / scale + bias
+    scores = logits of the label words + bias          or          weight . (hidden - centre) / scale + bias
 
 Its parameters are given to `scores` one copy for each row, so that the gradient of the summed loss with respect to the
-copies is the gradient of every example by itself. Where the output layer is trained it starts as the label words' rows;
-`scale` brings what enters it to norm 4, measured on inputs that say nothing, so that its gradients are about as long as
-those of the vectors and one clipping bound serves both.
+copies is the gradient of every example by itself. Where the output layer is trained it starts as the label words' rows.
+Most of what enters it is the same for every text (of SmolLM2's norm of 44, all but 8): such a part says nothing, but
+clipping would spend the bound on it. `centre` takes it out and `scale` brings the rest to norm 4, both measured on
+public inputs, so that the gradients are about as long as those of the vectors and one clipping bound serves both.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class SoftPrompt(nn.Module):
         *,
         weight: Tensor | None = None,
         bias: Tensor | None = None,
+        centre: Tensor | None = None,
         scale: float = 1.0,
         privacy: Mapping[str, Any] | None = None,
         model: str = "",
@@ -61,10 +63,12 @@ class SoftPrompt(nn.Module):
         self.bias: Tensor
         start = torch.zeros(template.classes) if bias is None else _wide(bias)
         self.weight = None if weight is None else nn.Parameter(_wide(weight))
+        self.centre: Tensor
         if weight is None:
             self.register_buffer("bias", start)
         else:
             self.bias = nn.Parameter(start)
+            self.register_buffer("centre", torch.zeros(tokens.shape[1]) if centre is None else _wide(centre))
 
     @classmethod
     def from_text(
@@ -75,18 +79,20 @@ class SoftPrompt(nn.Module):
         *,
         count: int | None = None,
         head: bool = False,
+        public: Sequence[str] = CONTENT_FREE,
         calibrated: bool = False,
     ) -> SoftPrompt:
         """Start as a text's own tokens, repeated or cut to `count`: training begins at what the text achieves.
 
-        `head` trains an output layer as well; `calibrated` starts with the bias that makes content-free inputs even.
+        `head` trains an output layer as well, centred on `public` inputs: a few, without labels, the more like the
+        private texts the better. `calibrated` starts with the bias that makes content-free inputs even.
         """
         found = language.tokens(text)
         if not found:
             raise InvalidArgument("text='': want some words to start from, or SoftPrompt.from_vocabulary")
         wanted = len(found) if count is None else check.whole("count", count)
         ids = [found[place % len(found)] for place in range(wanted)]
-        return cls._started(language, template, language.embed(ids), head, calibrated)
+        return cls._started(language, template, language.embed(ids), head, public, calibrated)
 
     @classmethod
     def from_vocabulary(
@@ -97,21 +103,32 @@ class SoftPrompt(nn.Module):
         *,
         seed: int = 0,
         head: bool = False,
+        public: Sequence[str] = CONTENT_FREE,
         calibrated: bool = False,
     ) -> SoftPrompt:
         """Start as tokens drawn from the vocabulary by a public seed."""
         drawn = np.random.default_rng(seed).integers(0, len(language.table), check.whole("count", count))
-        return cls._started(language, template, language.embed(drawn.tolist()), head, calibrated)
+        return cls._started(language, template, language.embed(drawn.tolist()), head, public, calibrated)
 
     @classmethod
     def _started(
-        cls, language: LanguageModel, template: Template, tokens: Tensor, head: bool, calibrated: bool
+        cls,
+        language: LanguageModel,
+        template: Template,
+        tokens: Tensor,
+        head: bool,
+        public: Sequence[str],
+        calibrated: bool,
     ) -> SoftPrompt:
         started = cls(tokens, template, model=language.name)
         if head:
             weight, bias = _output_rows(language, template)
-            scale = started._hidden_norm(language) / _HIDDEN_NORM
-            started = cls(tokens, template, weight=weight * scale, bias=bias, scale=scale, model=language.name)
+            centre, scale = _middle(started._hidden(language, public))
+            shift = weight.to(centre) @ centre
+            started = cls(
+                tokens, template, weight=weight * scale, bias=bias + shift.to(bias), centre=centre, scale=scale,
+                model=language.name,
+            )  # fmt: skip
         if calibrated:
             started.calibrate(language)
         return started
@@ -214,7 +231,7 @@ class SoftPrompt(nn.Module):
     ) -> Tensor:
         reading = self._read(language, batch, values, prefix)
         if self.weight is not None:
-            hidden = reading.hidden[:, 0].to(self.weight.dtype) / self.scale
+            hidden = (reading.hidden[:, 0].to(self.weight.dtype) - self.centre) / self.scale
             return torch.einsum("bw,bcw->bc", hidden, values["weight"]) + values["bias"]
         scores: Tensor = _words_of(reading, word_ids(language, self.template.words)) + self.bias
         return scores
@@ -229,10 +246,15 @@ class SoftPrompt(nn.Module):
         return language.read(padded.vectors, padded.mask, places[:, None], prefix)
 
     @torch.no_grad()
-    def _hidden_norm(self, language: LanguageModel) -> float:
-        rows = [question_ids(language, self.template, text) for text in CONTENT_FREE]
+    def _hidden(self, language: LanguageModel, texts: Sequence[str]) -> Tensor:
+        """What enters the output layer at each text's answer (texts, width)."""
+        rows = [question_ids(language, self.template, text) for text in texts]
         batch = pack(language, rows, [0] * len(rows))
-        return float(self._read(language, batch, self.copies(len(rows))).hidden[:, 0].norm(dim=1).mean())
+        language.check_fits(self.before(language) + int(batch.lengths.max()), "prompt and text")
+        found = torch.empty(len(rows), language.width, device=language.device)
+        for part in by_length(batch.lengths, self.before(language), 4 * tokens_in_memory(language, _EVALUATION_MEMORY)):
+            found[part] = self._read(language, batch.take(part), self.copies(len(part))).hidden[:, 0].float()
+        return found
 
     def _answer_losses(self, language: LanguageModel, batch: Encoded, values: Mapping[str, Tensor]) -> Tensor:
         """The mean loss of an example's answer tokens, each read at the token before it."""
@@ -266,6 +288,14 @@ class SoftPrompt(nn.Module):
 def _wide(values: Tensor) -> Tensor:
     """A copy in float32, or wider: noise and small steps need the digits."""
     return values.detach().to(torch.promote_types(values.dtype, torch.float32), copy=True)
+
+
+def _middle(hidden: Tensor) -> tuple[Tensor, float]:
+    """The mean of some rows, and what brings their distance from it to the norm wanted."""
+    centre = hidden.mean(dim=0)
+    away, whole = (float(one.norm(dim=1).mean()) for one in (hidden - centre, hidden))
+    apart = away if away > 1e-3 * whole else whole  # one row, or all alike: their distance says nothing
+    return centre, apart / _HIDDEN_NORM if apart > 0 else 1.0
 
 
 def _answer_place(language: LanguageModel, batch: Encoded) -> Tensor:

@@ -61,6 +61,7 @@ def load(path: Path) -> dict[str, Any]:
         "template": template,
         "weight": values.get("weight"),
         "bias": values["bias"],
+        "centre": values.get("centre"),
         "scale": json.loads(header["scale"]),
         "privacy": json.loads(header["privacy"]),
         "model": header["model"],

@@ -146,12 +146,12 @@ def _check_apart(language: LanguageModel, prompt: SoftPrompt) -> None:
 
 
 def _adam(language: LanguageModel, prompt: SoftPrompt, rate: float) -> Optimizer:
-    """Adam whose rate is relative to a token's vector; in the output layer, a step moves a score by a few `rate`."""
+    """Adam whose rate is relative to a token's vector; the output layer, nearly linear in it, takes larger steps."""
     rate = check.positive("learning_rate", rate)
     groups: list[dict[str, Any]] = [{"params": [prompt.tokens], "lr": rate * _size(language.table)}]
     if prompt.weight is not None:
-        groups.append({"params": [prompt.weight], "lr": rate / language.width**0.5})
-        groups.append({"params": [prompt.bias], "lr": rate})
+        groups.append({"params": [prompt.weight], "lr": 4 * rate / language.width**0.5})
+        groups.append({"params": [prompt.bias], "lr": 4 * rate})
     return torch.optim.Adam(groups)
 
 

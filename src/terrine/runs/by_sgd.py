@@ -45,18 +45,13 @@ def learn(
 ) -> Learned:
     """Train on the private rows, or go on where the run stopped."""
     count = len(material.labels)
-    tossed = coins.tossed(
-        folder.owner / "coins.npz",
-        examples=count,
-        count=recipes.audited(settings, count),
-        seed=settings.test_seed,
-    )
+    tossed = coins.of_run(folder.owner, settings, count)
     measured = _measured(settings) if material.test is None and len(tossed.out) else None
-    usual = recipes.recipe(settings, architecture.name, count)
+    usual = recipes.recipe(settings, architecture.kind, count)
     before = (*material.preparation, *(() if measured is None else (measured.event,)))
     plan = _plan(settings, usual, count, before)
     rate = settings.learning_rate or recipes.learning_rate(
-        architecture.name, noise=plan.noise, lot=plan.lot, clip=usual.clip
+        architecture.kind, noise=plan.noise, lot=plan.lot, clip=usual.clip
     )
     labels = torch.from_numpy(material.labels.copy())
     labels[torch.from_numpy(tossed.out)] = SILENT

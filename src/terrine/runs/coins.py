@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from terrine.audit import one_run
 from terrine.errors import InvalidArgument
+from terrine.runs import recipes
+from terrine.runs.settings import Settings
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -31,6 +33,12 @@ class Coins:
     def out(self) -> Integers:
         """The rows that are left out."""
         return self.rows[~self.heads]
+
+
+def of_run(owner: Path, settings: Settings, examples: int) -> Coins:
+    """The coins of a run by DP-SGD, in its owner's folder."""
+    count = recipes.audited(settings, examples)
+    return tossed(owner / "coins.npz", examples=examples, count=count, seed=settings.test_seed)
 
 
 def tossed(path: Path, *, examples: int, count: int, seed: int | None) -> Coins:

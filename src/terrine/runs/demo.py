@@ -28,7 +28,6 @@ from terrine.runs import baseline, coins, pages
 from terrine.runs.folder import PRIVACY, Folder
 from terrine.runs.job import train
 from terrine.runs.material import Material, gather
-from terrine.runs.models import Architecture
 from terrine.runs.settings import Settings
 from terrine.runs.trained import load
 
@@ -60,18 +59,19 @@ def demonstrate(out: Path, *, progress: Callable[[str], Any], quiet: bool = Fals
     shutil.rmtree(out / "runs", ignore_errors=True)
     material = gather(Settings(epsilon=1.0, data="digits", method="pate"))
     assert material.test is not None
-    rows = [_baseline(out, material)]
-    rows += [_by_sgd(out, epsilon, material, progress, quiet) for epsilon in EPSILONS]
+    rows = [_by_sgd(out, epsilon, material, progress, quiet) for epsilon in EPSILONS]
+    rows.insert(0, _baseline(out, material))
     rows.append(_by_pate(out, material, progress, quiet))
     _write(out, rows, material)
     return rows
 
 
 def _baseline(out: Path, material: Material) -> Row:
+    """On the features of the last run by DP-SGD, whose whitening has the least noise."""
     assert material.test is not None
     folder = out / "runs" / "baseline"
     folder.mkdir(parents=True)
-    architecture = Architecture("scatter-linear", material.shape, len(material.classes))
+    architecture = load(out / "runs" / f"sgd-{EPSILONS[-1]:g}").architecture
     features = architecture.features(material.inputs)
     tossed = coins.tossed(
         folder / "coins.npz", examples=len(material.labels), count=len(material.labels) // 10, seed=None
@@ -122,8 +122,7 @@ def _row(name: str, folder: Folder, material: Material, twin: one_run.OneRun | N
 
 def _twin(folder: Folder, material: Material) -> one_run.OneRun:
     """The same plan once more, with canaries; its model is thrown away."""
-    claim = folder.read(PRIVACY)
-    architecture = Architecture("scatter-linear", material.shape, len(material.classes))
+    claim, architecture = folder.read(PRIVACY), load(folder.path).architecture
     plan = sgd.Plan(
         examples=claim["examples"],
         lot=claim["lot"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from terrine.audit import folder as audit_files
 from terrine.errors import InvalidArgument
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
-from terrine.runs import baseline, by_pate, by_sgd, trained, tuning
+from terrine.runs import baseline, by_pate, by_sgd, recipes, trained, tuning, whitened
 from terrine.runs.folder import PRIVACY, RESULTS, Folder
 from terrine.runs.learned import Learned
 from terrine.runs.material import Integers, Material, gather
@@ -55,7 +56,7 @@ def train(
     folder = Folder(out)
     material = gather(settings, folder.read(_BOUNDS) if folder.has(_BOUNDS) else None)
     check_material(material)
-    architecture = Architecture(settings.model or _usual_model(material), material.shape, len(material.classes))
+    architecture = _architecture(settings, material)
     folder.begin(settings)
     try:
         _train(folder, settings, material, architecture, account, progress, quiet)
@@ -83,11 +84,16 @@ def _train(
         return
     with progress("features") as shown:
         features = architecture.features(material.inputs, shown)
+    if architecture.whitened:
+        architecture, features = whitened.prepare(folder, settings, architecture, features)
+        material = replace(material, preparation=(*material.preparation, *architecture.cost))
     if settings.method == "pate":
         learned = by_pate.learn(folder, settings, material, architecture, features, account, progress=progress)
     else:
         way = by_sgd.learn if settings.tune is None else tuning.learn
         learned = way(folder, settings, material, architecture, features, account, quiet=quiet)
+    if architecture.whitened:
+        learned = replace(learned, facts=learned.facts | whitened.facts(settings, len(features)))
     _keep(folder, settings, material, architecture, learned, features)
     tuning.forget(folder)
 
@@ -172,8 +178,12 @@ def _accuracy(module: nn.Module, features: Tensor, labels: Integers) -> float:
     return float((told == labels).mean())
 
 
-def _usual_model(material: Material) -> str:
-    return "linear" if len(material.shape) == 1 else "scatter-linear"
+def _architecture(settings: Settings, material: Material) -> Architecture:
+    """The model asked for, or the usual one."""
+    shape = material.shape
+    name = settings.model or ("linear" if len(shape) == 1 else "scatter-linear")
+    whitens = recipes.whitens(settings, name, shape, len(material.labels))
+    return Architecture(name, shape, len(material.classes), whitened=whitens)
 
 
 def _versions() -> dict[str, str]:

@@ -1,7 +1,8 @@
 """The models by name: fixed features of each example alone, and the module that is trained on them.
 
-Features see one example at a time and nothing that was fitted, so they cost no privacy. Rows are scaled to length 1,
-which bounds a linear model's gradients by sqrt 2 and lets one clipping bound and learning rate serve most data.
+Features see one example at a time and nothing that was fitted, so they cost no privacy; only a whitening is fitted to
+private rows, and billed (`whitened.py`). Rows are scaled to length 1, which bounds a linear model's gradients by sqrt 2
+and lets one clipping bound and learning rate serve most data.
 
     linear            tables, images      softmax regression, from zero
     mlp               tables, images      one hidden layer of bounded units
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,20 +24,34 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terrine import check
+from terrine.events import Event
 from terrine.sgd import architectures
+from terrine.sgd.whitening import Whitening
 
 Shape = tuple[int, ...]
 FOR_TABLES = ("linear", "mlp")
 FOR_IMAGES = ("linear", "mlp", "scatter-linear", "scatter-cnn", "cnn")
 
 
-@dataclass(frozen=True)
+class Ways(NamedTuple):
+    """How `private_whitening` maps features: what was chosen for `benchmarks/results.py`."""
+
+    power: float
+    keep: int
+    blur: float
+
+
+@dataclass(frozen=True, eq=False)
 class Architecture:
     """A model by name, for inputs of `shape`."""
 
     name: str
     shape: Shape
     classes: int
+    whitened: bool = False
+    """Whether the features are maps to be whitened."""
+    whitening: Whitening | None = None
+    """What whitens them, once it was released."""
 
     def __post_init__(self) -> None:
         known = FOR_TABLES if len(self.shape) == 1 else FOR_IMAGES
@@ -48,7 +63,8 @@ class Architecture:
         """What the module is fed: (examples, ...), each from its example alone."""
         parts, count = [], len(inputs)
         for at in range(0, max(count, 1), 1000):
-            parts.append(self._features(torch.from_numpy(np.array(inputs[at : at + 1000]))))
+            part = self._features(torch.from_numpy(np.array(inputs[at : at + 1000])))
+            parts.append(part if self.whitening is None else self.whitening(part))
             if progress is not None:
                 progress(min(at + 1000, count), count)
         return torch.cat(parts)
@@ -67,6 +83,23 @@ class Architecture:
                 return _cnn(self.shape, self.classes)
 
     @property
+    def kind(self) -> str:
+        """What the recipes know it by."""
+        return f"whitened {self.name}" if self.whitened else self.name
+
+    @property
+    def ways(self) -> Ways:
+        """How its features are whitened."""
+        if len(self.shape) == 1:
+            return Ways(power=1.0, keep=self.shape[0], blur=0.0)
+        return Ways(power=0.7, keep=min(self._channels, 40), blur=0.15)
+
+    @property
+    def cost(self) -> tuple[Event, ...]:
+        """What its whitening cost; nothing where there is none."""
+        return () if self.whitening is None else (self.whitening.event,)
+
+    @property
     def _scales(self) -> int:
         return 2 if self.shape[-1] >= 20 else 1
 
@@ -74,18 +107,26 @@ class Architecture:
     def _width(self) -> int:
         if self.name != "scatter-linear":
             return math.prod(self.shape)
-        side = self.shape[-1] // 2**self._scales
-        return int(self.shape[0] * (81 if self._scales == 2 else 9) * side * side)
+        side = int(self.shape[-1] // 2**self._scales)
+        return (self.ways.keep if self.whitened else self._channels) * side * side
+
+    @property
+    def _channels(self) -> int:
+        return self.shape[0] * (81 if self._scales == 2 else 9)
 
     def _features(self, inputs: Tensor) -> Tensor:
         if len(self.shape) == 1:
-            return nn.functional.normalize(inputs.float(), dim=1)
+            rows = nn.functional.normalize(inputs.float(), dim=1)
+            return rows[:, :, None, None] if self.whitened else rows
         images = inputs.float() / 255
         match self.name:
             case "linear" | "mlp":
                 return nn.functional.normalize(images.flatten(1) - 0.3, dim=1)
             case "scatter-linear":
                 waves = architectures.scatter_features(images, scales=self._scales)
+                if self.whitened:
+                    roots = waves.clamp_(min=0).sqrt_()
+                    return nn.functional.normalize(roots.flatten(1), dim=1).view(roots.shape)
                 groups = 27 * self.shape[0] if self._scales == 2 else 9 * self.shape[0]
                 return nn.functional.normalize(nn.functional.group_norm(waves, groups).flatten(1), dim=1)
             case "scatter-cnn":

@@ -29,6 +29,7 @@ _KEYS = {
     "noise": "noise multiplier",
     "clip": "clipping bound",
     "learning_rate": "learning rate",
+    "whitening": "preparation",
     "tuning": "tuning",
     "teachers": "teachers",
     "queries": "labels bought",

@@ -3,6 +3,10 @@
 They were chosen on published data (digits, Adult, MNIST), never on the data at hand. What decides is how much noise a
 step puts on the mean gradient, r = noise / lot in clipping bounds: large lots make it small, and the more of it there
 is the shorter the steps must be. So lots are a large share of the data, and the learning rate falls with r.
+
+Scattering features, and large tables, are whitened for a linear model (`whitened.py`). The two releases are noisy in
+proportion to 1/epsilon, so that they take the same small share of any budget: a larger one where there are few
+examples, whose mean and moments would drown in noise otherwise.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from terrine.events import Budget, Gaussian
 from terrine.runs.settings import Settings
 
 _AUDITED_MOST = 1000
+_WIDE = 1000
+_MANY = 10_000
+"""From so many examples on, what is chosen for sets of thousands gives way to what is chosen for MNIST's size."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +38,55 @@ class Recipe:
     average: float = 0.9
 
 
-def recipe(settings: Settings, model: str, examples: int) -> Recipe:
-    """The recipe for so many examples; what the settings say goes first."""
-    usual = max(1, min(examples, max(examples // 2, 256), 8192))
-    lot = usual if settings.lot is None else min(settings.lot, examples)
-    epochs = 40.0 if model in ("linear", "scatter-linear") else 30.0
+def recipe(settings: Settings, kind: str, examples: int) -> Recipe:
+    """The recipe for a kind of model and so many examples; what the settings say goes first."""
+    most, epochs, clip, average = {
+        "linear": (8192, 40.0, 0.5, 0.9),
+        "whitened linear": (2048, 40.0, 0.3, 0.99),
+        "whitened scatter-linear": (4096, 40.0, 0.1, 0.98 if examples >= _MANY else 0.9),
+    }.get(kind, (8192, 30.0, 1.0, 0.9))
+    lot = max(1, min(examples, max(examples // 2, 256), most))
     return Recipe(
-        lot=lot,
+        lot=lot if settings.lot is None else min(settings.lot, examples),
         epochs=epochs if settings.epochs is None else settings.epochs,
-        clip=(0.5 if "linear" in model else 1.0) if settings.clip is None else settings.clip,
+        clip=clip if settings.clip is None else settings.clip,
+        average=average,
     )
 
 
-def learning_rate(model: str, *, noise: float, lot: int, clip: float) -> float:
+def learning_rate(kind: str, *, noise: float, lot: int, clip: float) -> float:
     """Steps in proportion to what the noise leaves of a gradient, in clipping bounds."""
     spread = max(noise / lot, 1e-9)
-    longest = {"linear": 8.0, "scatter-linear": 20.0}.get(model, 2.0)
-    shortest = 0.3
-    return min(max(0.02 / spread, shortest), longest) / clip if "linear" in model else min(0.004 / spread, longest)
+    match kind:
+        case "linear":
+            return min(max(0.02 / spread, 0.3), 8.0) / clip
+        case "whitened linear":
+            return min(0.05 / spread, 30.0) / clip
+        case "whitened scatter-linear":
+            return min(0.5 + 0.01 / spread, 20.0) / clip
+        case _:
+            return min(0.004 / spread, 2.0)
+
+
+def whitens(settings: Settings, model: str, shape: tuple[int, ...], examples: int) -> bool:
+    """Whether features are whitened first: scattering features are, and so is a large table for a linear model."""
+    if settings.method != "sgd":
+        return False  # PATE's teachers learn from features as they are
+    table = model == "linear" and len(shape) == 1
+    return model == "scatter-linear" or (table and examples >= _MANY and shape[0] <= _WIDE)
+
+
+class WhiteningNoise(NamedTuple):
+    """The deviations of the two releases of `private_whitening`."""
+
+    mean: float
+    moments: float
+
+
+def whitening_noise(settings: Settings, examples: int) -> WhiteningNoise:
+    """What takes a few hundredths of the budget of large sets, more of small ones."""
+    moments = (30.0 if examples >= _MANY else 10.0) / settings.epsilon
+    return WhiteningNoise(2 * moments, moments)
 
 
 class Candidate(NamedTuple):
@@ -64,7 +102,7 @@ def lots(settings: Settings, usual: Recipe) -> list[int]:
     return [usual.lot] if settings.lot is not None or usual.lot < 64 else [usual.lot, usual.lot // 4]
 
 
-def candidates(settings: Settings, model: str, usual: Recipe, *, noises: Mapping[int, float]) -> list[Candidate]:
+def candidates(settings: Settings, kind: str, usual: Recipe, *, noises: Mapping[int, float]) -> list[Candidate]:
     """The public grid that tuning draws from: around the usual learning rate and clipping bound, unless given.
 
     `noises` holds the noise that goes with each lot.
@@ -73,7 +111,7 @@ def candidates(settings: Settings, model: str, usual: Recipe, *, noises: Mapping
     factors = (0.25, 0.5, 1.0, 2.0, 4.0) if settings.learning_rate is None else (1.0,)
     found = []
     for (lot, noise), clip in itertools.product(noises.items(), clips):
-        middle = settings.learning_rate or learning_rate(model, noise=noise, lot=lot, clip=clip)
+        middle = settings.learning_rate or learning_rate(kind, noise=noise, lot=lot, clip=clip)
         found += [Candidate(middle * factor, clip, lot) for factor in factors]
     return found
 

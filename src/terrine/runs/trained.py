@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from terrine import tables
 from terrine.errors import InvalidArgument
+from terrine.runs import whitened
 from terrine.runs.folder import MODEL, PRIVACY, WEIGHTS, Folder
 from terrine.runs.models import Architecture
 
@@ -63,20 +63,12 @@ class Trained:
 
 
 def save(folder: Folder, architecture: Architecture, module: nn.Module, classes: tuple[str, ...], schema: Any) -> None:
-    """Write the weights and how to build and feed the model."""
-    target, part = folder.path / WEIGHTS, folder.path / f".{WEIGHTS}.part"
-    weights = {name: value.detach().contiguous() for name, value in module.state_dict().items()}
-    try:
-        save_file(weights, str(part))
-        part.replace(target)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise InvalidArgument(
-            f"{target}: could not be written ({error}); make room and give the same command to go on"
-        ) from error
+    """Write the weights, the whitening with them, and how to build and feed the model."""
+    whitened.save(folder.path / WEIGHTS, module.state_dict(), architecture.whitening)
     record = {
         "model": architecture.name,
         "shape": list(architecture.shape),
+        "whitened": architecture.whitened,
         "classes": list(classes),
         "schema": None if schema is None else schema.as_dict(),
     }
@@ -93,10 +85,14 @@ def load(path: str | Path) -> Trained:
     record, privacy = folder.read(MODEL), folder.read(PRIVACY)
     try:
         classes = tuple(record["classes"])
-        architecture = Architecture(record["model"], tuple(record["shape"]), len(classes))
+        weights, whitening = whitened.read(folder.path / WEIGHTS)
+        is_whitened = record.get("whitened", False)
+        if is_whitened != (whitening is not None):
+            raise KeyError("whitening")
+        architecture = Architecture(record["model"], tuple(record["shape"]), len(classes), is_whitened, whitening)
         schema = None if record["schema"] is None else tables.Schema.from_dict(record["schema"], source=str(path))
         module = architecture.build()
-        module.load_state_dict(load_file(str(folder.path / WEIGHTS)))
+        module.load_state_dict(weights)
     except (KeyError, TypeError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidArgument(f"{path}: the model cannot be read ({reason}); the folder is damaged") from None

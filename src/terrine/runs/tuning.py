@@ -70,11 +70,9 @@ def learn(
     """Train the best of about `settings.tune` candidates, or go on where the run stopped."""
     assert settings.tune is not None
     rows = len(material.labels)
-    tossed = coins.tossed(
-        folder.owner / "coins.npz", examples=rows, count=recipes.audited(settings, rows), seed=settings.test_seed
-    )
+    tossed = coins.of_run(folder.owner, settings, rows)
     held = _held(folder, rows, tossed, settings.test_seed)
-    usual = recipes.recipe(settings, architecture.name, rows)
+    usual = recipes.recipe(settings, architecture.kind, rows)
     scored = mechanisms.Counts(epsilon=_SHARE_FOR_SCORES * settings.epsilon)
     budget = Budget(settings.epsilon, recipes.delta(settings, rows))
     count = NegativeBinomialCount.of_mean(settings.tune, shape=0.0)
@@ -151,7 +149,7 @@ def _begun(tuned: _Tuned, event: Event, count: NegativeBinomialCount, account: A
         account.charge(event, purpose="terrine train --tune", by="terrine.runs")
     rng = _source(tuned.settings, 0)
     noises = {lot: plan.noise for lot, plan in tuned.plans.items()}
-    grid = recipes.candidates(tuned.settings, tuned.architecture.name, tuned.usual, noises=noises)
+    grid = recipes.candidates(tuned.settings, tuned.architecture.kind, tuned.usual, noises=noises)
     drawn = [below(len(grid), rng) for _ in range(draw_count(count, rng))]
     state = {"candidates": [list(grid[place]) for place in drawn], "scores": []}
     tuned.folder.write(_STATE, state)

@@ -166,17 +166,18 @@ class Draw:
         return result
 
     def _add(self, tensors: Sequence[Tensor], deviation: float, grid: float = 0.0, over: float = 1.0) -> None:
-        plain = [tensor.detach() for tensor in tensors]
-        simple = [tensor.view(-1).numpy() for tensor in plain if _is_simple(tensor)]
+        simple = [tensor.detach().numpy().reshape(-1) for tensor in tensors if _is_simple(tensor)]
         self._normal += Normals(self.segment, deviation, grid, over).add(simple, self._normal)
-        for tensor in (one for one in plain if not _is_simple(one)):
-            tensor.add_(self.normal(*tensor.shape, deviation=deviation).to(tensor))
-            if grid:
-                tensor.div_(grid).round_().mul_(grid).div_(over)
+        for tensor in () if len(simple) == len(tensors) else tensors:
+            if not _is_simple(tensor):
+                plain = tensor.detach()
+                plain.add_(self.normal(*plain.shape, deviation=deviation).to(plain))
+                if grid:
+                    plain.div_(grid).round_().mul_(grid).div_(over)
 
 
 def _is_simple(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.is_contiguous()
 
 
-_ZEROS = memoryview(bytes(1 << 18))
+_ZEROS = memoryview(bytes(1 << 17))

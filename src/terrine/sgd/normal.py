@@ -2,8 +2,8 @@
 
     radius = deviation sqrt(-2 ln u),  normal pair = radius (cos a, sin a),   u uniform on (0, 1), a on (-pi, pi)
 
-Every few blocks have a segment of the keystream to themselves, so the values do not depend on how many threads make
-them. Everything happens to a block while it lies in the processor's cache: drawing, adding, rounding to the grid and
+Every block has a segment of the keystream to itself, so the values do not depend on how many threads make them.
+Everything happens to a block while it lies in the processor's cache: drawing, adding, rounding to the grid and
 dividing by the lot.
 """
 
@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from terrine.sgd.threads import spread
+
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
 
 BLOCK = 131_072
-"""Values made at once: few enough to stay in the cache, and enough that threads seldom wait for each other."""
-_TURN = 4  # blocks a thread takes at a time
+"""Most values made at once: few enough to stay in the cache, and enough that threads seldom wait for each other."""
 _SMALL = 256.0
 """Below this many units of 2^-32 a uniform value is refined by 53 more bits, so that the tail reaches 10 sigma."""
 
@@ -43,62 +46,49 @@ class Normals:
     def add(self, arrays: Sequence[Floats], first: int = 0) -> int:
         """Add to the arrays in place, with the bits of the segments from `first` on; how many that took."""
         blocks = _cut(arrays)
-        turns = [blocks[start : start + _TURN] for start in range(0, len(blocks), _TURN)]
-        waiting = iter(enumerate(turns, first))
-        failed: list[BaseException] = []
+        waiting = iter(enumerate(blocks, first))
+        threads = min(torch.get_num_threads(), len(blocks))
+        spread([partial(self._work, waiting)] * max(threads, 1))
+        return len(blocks)
 
-        def work() -> None:
-            try:
-                for segment, turn in waiting:
-                    fill = self.segment(segment)
-                    for parts in turn:
-                        self._add(fill, parts)
-            except BaseException as error:
-                failed.append(error)
+    def _work(self, waiting: Iterator[tuple[int, list[Floats]]]) -> None:
+        for segment, parts in waiting:
+            sizes = [part.size for part in parts]
+            values = self._values(self.segment(segment), sum(sizes))
+            noise = [values[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+            sums = parts if len(parts) == 1 else noise  # many small arrays are rounded at once, in the noise's place
+            for part, one, place in zip(parts, noise, sums, strict=True):
+                np.add(part, one, place)
+            self._round(sums[0] if len(sums) == 1 else values)
+            for part, place in zip(parts, sums, strict=True):
+                np.multiply(place, _constant(1.0 / self.over), part)
 
-        threads = [threading.Thread(target=work) for _ in range(min(torch.get_num_threads(), len(turns)) - 1)]
-        for thread in threads:
-            thread.start()
-        work()
-        for thread in threads:
-            thread.join()
-        if failed:
-            raise failed[0]
-        return len(turns)
-
-    def _add(self, fill: Callable[[Words], None], parts: list[Floats]) -> None:
-        values = self._values(fill, sum(part.size for part in parts))
-        start = 0
-        for part in parts:
-            part += values[start : start + part.size]
-            start += part.size
-            if self.grid:
-                shift = np.float32(1.5 * 2.0**23 * self.grid)  # beside it, floats are a grid apart: adding it rounds
-                part += shift
-                part -= shift
-            if self.over != 1.0:
-                part *= np.float32(1.0 / self.over)
+    def _round(self, sums: Floats) -> None:
+        if self.grid:
+            shift = _constant(1.5 * 2.0**23 * self.grid)  # beside it, floats are a grid apart: adding it rounds
+            np.add(sums, shift, sums)
+            np.subtract(sums, shift, sums)
 
     def _values(self, fill: Callable[[Words], None], count: int) -> Floats:
         pairs = (count + 1) // 2
-        words, radius, normal = _workspace()
-        words, radius, normal = words[: 2 * pairs], radius[:pairs], normal[: 2 * pairs]
-        first, second = normal[:pairs], normal[pairs:]
+        buffer = _workspace()
+        words = buffer[: 2 * pairs].view(np.uint32)  # the bits become values where they are
+        radius, first, second = (buffer[pairs * place : pairs * (place + 1)] for place in range(3))
         fill(words)
-        np.copyto(radius, words[:pairs], casting="unsafe")
-        if radius.min() < _SMALL:
+        radius[...] = words[:pairs]
+        if np.minimum.reduce(radius) < _SMALL:
             refine(radius, fill)
-        radius *= np.float32(2.0**-32)
-        np.log2(radius, out=radius)
-        radius *= np.float32(-2.0 * math.log(2.0) * self.deviation**2)
-        np.sqrt(radius, out=radius)
-        np.copyto(first, words[pairs:].view(np.int32), casting="unsafe")
-        first *= np.float32(math.pi * 2.0**-31)
-        np.sin(first, out=second)
-        np.cos(first, out=first)
-        first *= radius
-        second *= radius
-        return normal
+        np.multiply(radius, _UNIT, radius)
+        np.log2(radius, radius)
+        np.multiply(radius, _constant(-2.0 * math.log(2.0) * self.deviation**2), radius)
+        np.sqrt(radius, radius)
+        first[...] = words[pairs:].view(np.int32)
+        np.multiply(first, _TURN, first)
+        np.sin(first, second)
+        np.cos(first, first)
+        np.multiply(first, radius, first)
+        np.multiply(second, radius, second)
+        return buffer[pairs : pairs + count]
 
 
 def refine(radius: Floats, fill: Callable[[Words], None]) -> None:
@@ -111,7 +101,9 @@ def refine(radius: Floats, fill: Callable[[Words], None]) -> None:
 
 
 def _cut(arrays: Sequence[Floats]) -> list[list[Floats]]:
-    """The arrays, laid end to end, as blocks of `BLOCK` values; every block a list of parts of arrays."""
+    """The arrays, laid end to end, as blocks of about equal size; every block a list of parts of arrays."""
+    total = sum(array.size for array in arrays)
+    most = -(-total // (2 * -(-total // (2 * BLOCK)))) if total > BLOCK else total  # an even number: for two threads
     blocks: list[list[Floats]] = []
     room = 0
     for array in arrays:
@@ -119,19 +111,28 @@ def _cut(arrays: Sequence[Floats]) -> list[list[Floats]]:
         while start < array.size:
             if not room:
                 blocks.append([])
-                room = BLOCK
+                room = most
             part = array[start : start + room]
             blocks[-1].append(part)
             start, room = start + part.size, room - part.size
     return blocks
 
 
-def _workspace() -> tuple[Words, Floats, Floats]:
-    """Buffers for one block, kept by their thread: fresh pages are dearer than the arithmetic."""
-    if not hasattr(_kept, "buffers"):
-        _kept.buffers = np.empty(BLOCK, np.uint32), np.empty(BLOCK // 2, np.float32), np.empty(BLOCK, np.float32)
-    buffers: tuple[Words, Floats, Floats] = _kept.buffers
-    return buffers
+@lru_cache(maxsize=64)
+def _constant(value: float) -> Floats:
+    """`value` as an array without dimensions: what numpy's functions take fastest."""
+    return np.array(value, np.float32)
+
+
+_UNIT, _TURN = _constant(2.0**-32), _constant(math.pi * 2.0**-31)
+
+
+def _workspace() -> Floats:
+    """A buffer for one block, kept by its thread: fresh pages are dearer than the arithmetic."""
+    if not hasattr(_kept, "buffer"):
+        _kept.buffer = np.empty(3 * (BLOCK // 2 + 1), np.float32)
+    buffer: Floats = _kept.buffer
+    return buffer
 
 
 _kept = threading.local()

@@ -33,7 +33,16 @@ from terrine.sgd.clipping.chunks import within
 from terrine.sgd.lots import FIRST, Collate, Piece, Source, cut, cut_to_fit
 from terrine.sgd.noise import Key
 from terrine.sgd.plan import Plan
-from terrine.sgd.reduction import Reduction, Tape, check_examples_apart, is_loss, of_criterion, of_model, plain
+from terrine.sgd.reduction import (
+    Reduction,
+    Tape,
+    Watched,
+    check_examples_apart,
+    is_loss,
+    of_criterion,
+    of_model,
+    plain,
+)
 from terrine.sgd.sampling import Indices
 from terrine.sgd.step import Step
 from terrine.sgd.validate import validate
@@ -282,12 +291,12 @@ class Run:
         self._given = None
         if self._piece is None or not torch.is_grad_enabled():
             return None
-        rows = next(
-            (len(leaf) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor) and leaf.dim()), -1
-        )
+        leaves = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        rows = next((len(leaf) for leaf in leaves if leaf.dim()), -1)
         if not module.training and rows != self._piece.size:
             return None  # a look at other data on the way
-        args, kwargs = plain((args, kwargs))
+        if any(isinstance(leaf, Watched) for leaf in leaves):
+            args, kwargs = plain((args, kwargs))
         if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
             args, kwargs = tree_map(_one_row, (args, kwargs))
         elif self._tape is not None:

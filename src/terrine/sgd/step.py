@@ -61,7 +61,7 @@ class Step:
         totals = [distributed.summed(self._total(name, parameter)) for name, parameter in self.parameters.items()]
         draw.protect(totals, deviation, over=self.plan.lot)
         for parameter, total in zip(self.parameters.values(), totals, strict=True):
-            parameter.grad = total.to(parameter.dtype)
+            parameter.grad = total if total.dtype is parameter.dtype else total.to(parameter.dtype)
         for group in optimizer.param_groups:
             if "noise_variance" in group:  # DP-AdamBC takes out what the noise adds to its second moment
                 group["noise_variance"] = (deviation / self.plan.lot) ** 2
@@ -85,7 +85,7 @@ class Step:
         total = self._sums.get(name)
         if total is None:
             return torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
-        return total.contiguous()
+        return total if total.is_contiguous() else total.contiguous()
 
     def _adapt(self, rule: Adaptive) -> None:
         count = distributed.summed(torch.tensor(self._within, dtype=torch.float64))

@@ -71,11 +71,11 @@ def _fault(module: nn.Module) -> str:
         return _table_fault(module)
     if isinstance(module, torch.jit.ScriptModule):
         return "is compiled where its layers cannot be watched; give the Python module"
-    if hasattr(module, "_orig_mod"):
+    if "_orig_mod" in module._modules:
         return "is the output of torch.compile, whose layers cannot be watched; give the model before compiling it"
     if isinstance(module, nn.DataParallel):
         return "splits lots between devices; give the module inside"
-    if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters(recurse=False)):
+    if any(one is not None and nn.parameter.is_lazy(one) for one in module._parameters.values()):
         return "is not initialised yet; run it on one example first"
     return ""
 

@@ -15,6 +15,7 @@ three maps spend the norm where the classes differ. The floor is the length of t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -60,9 +61,12 @@ def private_whitening(
     power: float = 0.7,
     keep: int | None = None,
     blur: float = 0.0,
+    without: Tensor | None = None,
     seed: int | None = None,
 ) -> Whitening:
     """Mean and channel moments of (n, channels, height, width) features, released with Gaussian noise.
+
+    Examples at the places `without` count as rows but add nothing to either sum.
 
     Guarantee: costs `Gaussian(mean_noise)` and, where power > 0, `Gaussian(noise)`, under add/remove neighbours;
     `seed` is for tests and stamps the event.
@@ -74,11 +78,11 @@ def private_whitening(
     power, blur = check.not_negative("power", power), check.not_negative("blur", blur)
     key = Key.fresh() if seed is None else Key.seeded(seed)
     events: list[Event] = [Gaussian(noise=mean_noise)]
-    mean = _mean(features, key, mean_noise)
+    mean = _mean(features, key, mean_noise, without)
     mapped = torch.eye(channels)
     if power > 0:
         events.append(Gaussian(noise=noise))
-        mapped = _whitened(_moments(features, mean, key, noise), noise, power, kept)
+        mapped = _whitened(_moments(features, mean, key, noise, without), noise, power, kept)
     whole = events[0] if len(events) == 1 else Composed(events)
     return Whitening(mean, mapped, blur, whole if seed is None else Reproducible(whole))
 
@@ -95,22 +99,30 @@ def _unit(features: Tensor) -> Tensor:
     return nn.functional.normalize(features.flatten(1), dim=1).view(features.shape)
 
 
-def _mean(features: Tensor, key: Key, noise: float) -> Tensor:
+def _mean(features: Tensor, key: Key, noise: float, without: Tensor | None = None) -> Tensor:
     total = torch.zeros(features.shape[1:], dtype=torch.float64)
-    for part in torch.split(features, _AT_ONCE):
-        total += bounded(part).sum(dim=0, dtype=torch.float64)
+    for part, there in _parts(features, without):
+        total += (there * bounded(part)).sum(dim=0, dtype=torch.float64)
     released = total.float()
     key.draw(Purpose.PROJECTION, 1).protect(released, noise)
     return released / max(len(features), 1)
 
 
-def _moments(features: Tensor, mean: Tensor, key: Key, noise: float) -> Tensor:
+def _moments(features: Tensor, mean: Tensor, key: Key, noise: float, without: Tensor | None = None) -> Tensor:
     width = features.shape[1]
     total = torch.zeros(width, width, dtype=torch.float64)
-    for part in torch.split(features, _AT_ONCE):
-        centred = _unit(bounded(part) - mean).transpose(0, 1).flatten(1)
+    for part, there in _parts(features, without):
+        centred = (there * _unit(bounded(part) - mean)).transpose(0, 1).flatten(1)
         total += (centred @ centred.T).double()
     return protected_moments(total, key.draw(Purpose.PROJECTION, 2), noise)
+
+
+def _parts(features: Tensor, without: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The examples a few thousand at a time, each with 1, or 0 where it adds nothing."""
+    there = torch.ones(len(features), 1, 1, 1)
+    if without is not None:
+        there[without] = 0.0
+    return zip(torch.split(features, _AT_ONCE), torch.split(there, _AT_ONCE), strict=True)
 
 
 def _whitened(moments: Tensor, noise: float, power: float, keep: int) -> Tensor:

@@ -12,12 +12,16 @@ work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from terrine.sgd.clipping import workspace
+from terrine.sgd.threads import spread, stretches
 
 
 class Contribution(Protocol):
@@ -56,8 +60,8 @@ class Dense:
         return squared_rows(rows)
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        rows = self.rows.reshape(len(self.rows), -1)
-        if rows.dtype == total.dtype == factor.dtype:
+        rows = self.rows.flatten(1) if self.rows.dim() > 1 else self.rows.unsqueeze(1)
+        if rows.dtype is total.dtype is factor.dtype:
             total.view(-1).addmv_(rows.t(), factor, beta=float(not fresh))
         else:
             total.view(-1).addmv_(rows.t().to(total.dtype), factor.to(total.dtype), beta=float(not fresh))
@@ -101,19 +105,19 @@ class Outer:
         if self._rows is not None:
             Dense(self._rows).add_to(total, factor, fresh)
             return
-        scale = factor.to(self.gradients.dtype).view(-1, 1, 1)
         inputs, gradients = self.inputs, self.gradients
         if inputs.shape[2] < gradients.shape[2]:
-            inputs = inputs * scale
+            inputs = _scaled(inputs, factor)
         else:
-            gradients = gradients * scale
+            gradients = _scaled(gradients, factor)
         flat = total.view(gradients.shape[2], inputs.shape[2])
         left, right = gradients.flatten(0, 1).t(), inputs.flatten(0, 1)
-        if total.dtype != right.dtype:
+        if total.dtype is not right.dtype:
             left, right = left.to(total.dtype), right.to(total.dtype)
-        step = SHORT if len(flat) <= SKINNY < len(right) else len(right)
-        for start in range(0, len(right), step):
-            flat.addmm_(left[:, start : start + step], right[start : start + step], beta=float(start > 0 or not fresh))
+        if _is_skinny(len(flat), *right.shape):
+            _add_by_short_blocks(flat, left, right, fresh)
+        else:
+            flat.addmm_(left, right, beta=float(not fresh))
 
     def dense(self) -> Tensor:
         return self._direct().view(-1, *self.shape)
@@ -144,28 +148,65 @@ class Outer:
 
 @dataclass
 class Lookup:
-    """g_i has the rows grad_it at tokens (n, T), added up: `tokens` (n, T), `gradients` (n, T, d)."""
+    """g_i has the rows grad_it at tokens (n, T), added up: `tokens` (n, T), `gradients` (n, T, d).
+
+    One sort by (token, example) serves both the norm and the sum: places of equal rows lie side by side.
+    """
 
     tokens: Tensor
     gradients: Tensor
     shape: tuple[int, ...]
 
+    @cached_property
+    def _sorted(self) -> tuple[Tensor, Tensor]:
+        """Tokens in order, and where in (n T) each of them was; equal tokens in the order of their places."""
+        size = self.tokens.numel()
+        room = size.bit_length()
+        kind = torch.int32 if self.shape[0].bit_length() + room < 32 else torch.int64  # short keys sort faster
+        places = torch.arange(size, dtype=kind, device=self.tokens.device)
+        key = in_order((self.tokens.reshape(-1).to(kind) << room).bitwise_or_(places))
+        return key >> room, key & ((1 << room) - 1)
+
     def squares(self) -> Tensor:
         """Rows of equal (example, token) are added first: sum over unique pairs of |sum of their rows|^2."""
-        n, positions, width = self.gradients.shape
+        n, positions, _ = self.gradients.shape
         if positions == 1:
             return squared_rows(self.gradients.flatten(1))
-        order = torch.arange(n, device=self.tokens.device).view(-1, 1) * self.shape[0]
-        pair, where = torch.unique((self.tokens + order).flatten(), return_inverse=True)
-        if len(pair) == n * positions:
+        token, place = self._sorted
+        example = place // positions
+        again = (token[1:] == token[:-1]).logical_and_(example[1:] == example[:-1])
+        if not again.any():
             return squared_rows(self.gradients.flatten(1))
-        rows = self.gradients.new_zeros(len(pair), width).index_add_(0, where, self.gradients.flatten(0, 1))
-        return rows.new_zeros(n).index_add_(0, pair // self.shape[0], squared_rows(rows))
+        rows, none = self._rows, again.new_zeros(1)
+        members = torch.cat([none, again]).logical_or_(torch.cat([again, none])).nonzero().flatten()
+        starts = (~torch.cat([none, again])[members]).nonzero().flatten()
+        place = place[members]
+        sums = functional.embedding_bag(place, rows, starts.to(place.dtype), mode="sum")
+        alone = squared_rows(rows).index_fill_(0, place.long(), 0.0).view(n, positions).sum(1)
+        return alone.index_add_(0, example[members][starts].long(), squared_rows(sums))
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        rows = self.gradients * factor.to(self.gradients.dtype).view(-1, 1, 1)
-        total = total.zero_() if fresh else total
-        total.index_add_(0, self.tokens.flatten(), rows.flatten(0, 1).to(total.dtype))
+        if not fresh and 4 * self.tokens.numel() < self.shape[0]:
+            found, counts = torch.unique_consecutive(self._sorted[0], return_counts=True)
+            total.index_add_(0, found, self._summed(counts, factor).to(total.dtype))
+        else:
+            _ = total.copy_(self.made(factor)) if fresh else total.add_(self.made(factor))
+
+    def made(self, factor: Tensor) -> Tensor:
+        """The weighted sum in memory of its own."""
+        return self._summed(torch.bincount(self._sorted[0], minlength=self.shape[0]), factor)
+
+    def _summed(self, counts: Tensor, factor: Tensor) -> Tensor:
+        """Rows of the sum, of tokens that occur `counts` times: the places of a token are a bag."""
+        place, rows = self._sorted[1], self._rows
+        starts = (counts.cumsum(0) - counts).to(place.dtype)
+        weights = factor.to(rows.dtype)[place // self.gradients.shape[1]]
+        return functional.embedding_bag(place, rows, starts, mode="sum", per_sample_weights=weights)
+
+    @property
+    def _rows(self) -> Tensor:
+        rows = self.gradients.flatten(0, 1)
+        return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
     def dense(self) -> Tensor:
         n, _, width = self.gradients.shape
@@ -202,6 +243,11 @@ def together(parts: list[Contribution]) -> Contribution:
     return Dense(total)
 
 
+def in_order(key: Tensor) -> Tensor:
+    """Whole numbers, sorted; numpy is much faster at that than torch."""
+    return torch.from_numpy(np.sort(key.numpy())) if key.device.type == "cpu" else torch.sort(key).values
+
+
 def kept(part: Contribution) -> int:
     """The bytes of the per-example gradients a contribution keeps, if it does."""
     rows = getattr(part, "_rows", None)
@@ -230,7 +276,32 @@ TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memor
 
 CACHED = 1 << 18  # numbers that stay in a core's cache from one operation to the next
 
-SKINNY, SHORT = 128, 48  # into a matrix of at most so few rows, products go faster by so few positions at a time
+SHORT = 48  # into a wide matrix of few rows, products go faster by so few positions at a time
+
+
+def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
+    """rows (n, T, d), each example's times its factor."""
+    scale = factor if factor.dtype is rows.dtype else factor.to(rows.dtype)
+    return rows * scale.view(-1, 1, 1)
+
+
+def _is_skinny(height: int, positions: int, width: int) -> bool:
+    return height <= 16 and width >= 2048 and positions * width >= 1 << 22
+
+
+def _add_by_short_blocks(total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
+    """total += left @ right, or total = left @ right where it is fresh; each thread adds up a stretch of positions."""
+    parts = stretches(len(right), SHORT)
+    sums = [total, *(torch.empty_like(total) for _ in parts[1:])]
+
+    def work(place: int, start: int, stop: int) -> None:
+        for here in range(start, stop, SHORT):
+            some = slice(here, min(here + SHORT, stop))
+            sums[place].addmm_(left[:, some], right[some], beta=float(here > start or (place == 0 and not fresh)))
+
+    spread([partial(work, place, *part) for place, part in enumerate(parts)])
+    for other in sums[1:]:
+        total += other
 
 
 def _without(tensor: Tensor, examples: Tensor) -> Tensor:

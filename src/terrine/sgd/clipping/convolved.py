@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from terrine.sgd.clipping import patches, workspace
-from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.contribution import Contribution, Dense, squared_rows
+from terrine.sgd.clipping.depthwise import gradients, is_depthwise
 from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.patches import Geometry, Layout
 from terrine.sgd.clipping.scratch import scratch
@@ -85,21 +86,24 @@ class Convolved:
 
     def _direct(self) -> tuple[Tensor, Tensor]:
         """The gradients, (bands, n, outputs * the rest), and their squared norms while each is still in cache."""
+        if (self._rows is None or self._squares is None) and is_depthwise(self.geometry, self.image):
+            rows = gradients(self.geometry, self.image, self.out)
+            self._rows, self._squares = rows.unsqueeze(0), squared_rows(rows)
         if self._rows is None or self._squares is None:
             n, bands, groups = len(self.image), self._bands(), self.geometry.groups
-            step = self._step(_CACHE * bands, self._patch_numbers())
+            step = self._step(_CACHE, self._patch_numbers() if bands == 1 else self._numbers_at_once(bands))
             layout, outs = self._layout(bands, step)
             left = outs.transpose(-1, -2)
             rows = workspace.empty(bands, n * prod(self.shape) // bands, self.out).view(
                 bands, n, groups, left.shape[2], -1
             )
-            norms = self.out.new_empty(bands, n)
+            norms, flat = self.out.new_empty(bands, n), rows.flatten(2)
             for start, stop in chunks(n, step):
-                for band, laid in enumerate(layout(start, stop)):
-                    target = rows[band, start:stop]
-                    torch.bmm(left[start:stop].flatten(0, 1), laid.flatten(0, 1), out=target.flatten(0, 1))
-                    torch.linalg.vector_norm(target.flatten(1), dim=1, out=norms[band, start:stop])
-            self._rows, self._squares = rows.flatten(2), norms.square_().sum(0)
+                here = left[start:stop].flatten(0, 1)
+                for laid, target in zip(layout(start, stop), rows[:, start:stop].unbind(0), strict=True):
+                    torch.bmm(here, laid.flatten(0, 1), out=target.flatten(0, 1))
+                torch.linalg.vector_norm(flat[:, start:stop], dim=2, out=norms[:, start:stop])
+            self._rows, self._squares = flat, norms.square_().sum(0)
             self.image = self.out = self.out[:0]  # all that is needed of them is in the rows
         return self._rows, self._squares
 
@@ -109,12 +113,11 @@ class Convolved:
         return lines if self.geometry.groups == 1 and 1 < lines <= 16 and large else 1
 
     def _layout(self, bands: int, step: int) -> tuple[Layout, Tensor]:
-        """Patches, and `out` as (n, groups, positions, outputs / groups), positions in the same order."""
+        """Patches, and `out` as (n, groups, positions, outputs / groups)."""
         if bands > 1:
             return patches.bands(self.geometry, self.image, step), self.out.flatten(1, -2).unsqueeze(1)
         if patches.is_short(self.geometry, self.image.shape[-1]):
-            turned = self.out.movedim(1, -2).contiguous()
-            return patches.columns(self.geometry, self.image, step), turned.flatten(1, -2).unsqueeze(1)
+            return patches.columns(self.geometry, self.image, step), self.out.flatten(1, -2).unsqueeze(1)
         outs = self.out.flatten(1, -2).unflatten(2, (self.geometry.groups, -1)).transpose(1, 2)
         return patches.patches(self.geometry, self.image, step), outs
 
@@ -131,10 +134,12 @@ class Convolved:
         total = scratch("weight", (1, 1, prod(self.shape)), self.out)
         step = self._step(_LARGE, self._patch_numbers())
         layout = patches.patches(self.geometry, self.image, step)
+        turn = scaled.shape[:-1].numel() < self.shape[0] and prod(self.geometry.kernel) > 1
         for start, stop in chunks(len(scaled), step):
-            (right,), left = layout(start, stop), scaled[start:stop].flatten(0, -2).t()
-            total.view(self.shape[0], -1).addmm_(left, right.flatten(0, 2), beta=float(start > 0))
-        return self._placed(total).squeeze(0)
+            right, left = layout(start, stop)[0].flatten(0, 2), scaled[start:stop].flatten(0, -2).t()
+            right = patches.turned(right, self.shape[1]) if turn else right
+            total.view(self.shape[0], -1).addmm_(left, right, beta=float(start > 0))
+        return total.view(self.shape) if turn else self._placed(total).squeeze(0)
 
     def _by_library(self, scaled: Tensor) -> Tensor:
         geometry, dims = self.geometry, len(self.geometry.kernel)
@@ -154,6 +159,10 @@ class Convolved:
 
     def _patch_numbers(self) -> int:
         return prod(self.shape[1:]) * self.geometry.groups * prod(self.out.shape[1:-1])
+
+    def _numbers_at_once(self, bands: int) -> int:
+        """What one example's gradients are made of and become, with the patches laid out in bands."""
+        return self._patch_numbers() // bands + prod(self.shape) + self.out[0].numel() + self.image[0].numel()
 
     def _step(self, limit: int, numbers: int) -> int:
         """How many examples of so many numbers each take at most `limit` bytes for each thread."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.convolved import few
-from terrine.sgd.clipping.patches import Geometry, patches
+from terrine.sgd.clipping.patches import Geometry, patches, turned
 from terrine.sgd.clipping.scratch import scratch
 
 _NARROW = 16  # channels up to which the library's gradient of a strided convolution leaves much of a register empty
@@ -45,18 +45,33 @@ class _Product(torch.autograd.Function):
         steps = [prod(places[axis:]) * width for axis in range(len(places) + 1)]
         out = image.new_empty_strided((len(image), width, *places), (steps[0], 1, *steps[1:]))
         (laid,), rows = patches(geometry, last, len(last))(0, len(last)), out.movedim(1, -1).view(-1, width)
+        laid = laid.flatten(0, 2)
+        turn = _turns(rows, weight)
+        laid, matrix = (turned(laid, last.shape[-1]), weight.flatten(1)) if turn else (laid, _matrix(weight))
         if bias is None:
-            torch.mm(laid.flatten(0, 2), _matrix(weight).t(), out=rows)
+            torch.mm(laid, matrix.t(), out=rows)
         else:
-            torch.addmm(bias, laid.flatten(0, 2), _matrix(weight).t(), out=rows)
+            torch.addmm(bias, laid, matrix.t(), out=rows)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        matrix = _matrix(ctx.saved_tensors[0])
-        out = gradients[0].movedim(1, -1).flatten(0, -2)
+        (weight,), last = ctx.saved_tensors, gradients[0].movedim(1, -1)
+        out = last.flatten(0, -2)
+        turn = _turns(out, weight)
+        places, channels, kernel = last.shape[:-1], weight.shape[1], weight.shape[2:]
+        matrix = weight.flatten(1) if turn else _matrix(weight)
         columns = torch.mm(out, matrix, out=scratch("patches", (len(out), matrix.shape[1]), matrix))
-        return ctx.geometry.scattered(columns, ctx.like).contiguous().movedim(-1, 1), None, None, None
+        if turn:
+            laid = columns.view(*places, channels, *kernel).movedim(len(places), -1)
+        else:
+            laid = columns.view(*places, *kernel, channels)
+        return ctx.geometry.scattered(laid, ctx.like).contiguous().movedim(-1, 1), None, None, None
+
+
+def _turns(rows: Tensor, weight: Tensor) -> bool:
+    """Whether patches, fewer than output channels, are to be rearranged rather than the weight."""
+    return rows.shape[0] < rows.shape[1] and weight.is_contiguous() and weight[0, 0].numel() > 1
 
 
 def _matrix(weight: Tensor) -> Tensor:

@@ -59,18 +59,21 @@ class Geometry:
         between = [step * s for step, s in zip(steps, self.stride, strict=True)]
         return between, [step * d for step, d in zip(steps, self.dilation, strict=True)]
 
-    def scattered(self, columns: Tensor, like: Tensor) -> Tensor:
-        """The adjoint of patches, one group: every patch added to where it lies on an image shaped like `like`."""
+    def scattered(self, patches: Tensor, like: Tensor) -> Tensor:
+        """The adjoint of patches, one group: (n, *places, *kernel, channels) added to where they lie on an image.
+
+        The image is shaped like `like`.
+        """
         places = self.places(like)
-        patches = columns.view(len(like), *places, *self.kernel, like.shape[-1])
         padded = like.new_zeros(len(like), *self.sizes(like), like.shape[-1])
         for place in product(*map(range, self.kernel)):
-            target, part = padded, patches
-            for axis, (k, d, s, count) in enumerate(zip(place, self.dilation, self.stride, places, strict=True)):
-                target = target[(slice(None),) * (axis + 1) + (slice(k * d, k * d + s * (count - 1) + 1, s),)]
-                part = part.select(len(places) + 1, k)
-            target.add_(part)
+            self.under(padded, place, places).add_(patches[(slice(None),) * (len(places) + 1) + place])
         return self.inside(padded, like.shape[1:-1])
+
+    def under(self, padded: Tensor, place: Sequence[int], places: Sequence[int]) -> Tensor:
+        """What lies under one place of the kernel, for every patch of an image with its border."""
+        steps = zip(place, self.dilation, self.stride, places, strict=True)
+        return padded[(slice(None), *(slice(k * d, k * d + s * (count - 1) + 1, s) for k, d, s, count in steps))]
 
 
 Layout = Callable[[int, int], list[Tensor]]  # from, to: the patches of these examples
@@ -78,7 +81,7 @@ Layout = Callable[[int, int], list[Tensor]]  # from, to: the patches of these ex
 
 def patches(geometry: Geometry, image: Tensor, most: int) -> Layout:
     """(n, groups, positions, kernel * channels / groups), at most so many examples at a time."""
-    border = _Border(geometry, image, most)
+    border = Border(geometry, image, most)
     base, places, groups = border.base, geometry.places(image), geometry.groups
     each = base.shape[-1] // groups
     between, inside = geometry.steps(base)
@@ -87,17 +90,23 @@ def patches(geometry: Geometry, image: Tensor, most: int) -> Layout:
     return lambda start, stop: [copy(border(start, stop)).view(stop - start, groups, prod(places), -1)]
 
 
+def turned(laid: Tensor, channels: int) -> Tensor:
+    """Patches (positions, kernel * channels) of one group as (positions, channels * kernel), a weight's own order."""
+    apart = laid.view(len(laid), -1, channels).transpose(1, 2)
+    return scratch("turned", tuple(apart.shape), laid).copy_(apart).flatten(1)
+
+
 def columns(geometry: Geometry, image: Tensor, most: int) -> Layout:
-    """The same for one group and no dilation of the first dimension, whose positions come last."""
-    border = _Border(geometry, image, most)
+    """The same for one group and no dilation of the first dimension."""
+    border = Border(geometry, image, most)
     base, places = border.base, geometry.places(image)
     between, inside = geometry.steps(base)
     shape = (*places[1:], base.shape[1], *geometry.kernel[1:], base.shape[-1])
     strides = (*between[1:], base.stride(1), *inside[1:], base.stride(-1))
     lines = _copy("lines", base, shape, strides, most)
     rest, run = prod(places[1:]), prod(geometry.kernel[1:]) * base.shape[-1]
-    shape = (rest, places[0], geometry.kernel[0] * run)
-    strides = (base.shape[1] * run, geometry.stride[0] * run, 1)
+    shape = (places[0], rest, geometry.kernel[0] * run)
+    strides = (geometry.stride[0] * run, base.shape[1] * run, 1)
 
     def lay(start: int, stop: int) -> list[Tensor]:
         copy = _copy("patches", lines(border(start, stop)), shape, strides, most)
@@ -108,7 +117,7 @@ def columns(geometry: Geometry, image: Tensor, most: int) -> Layout:
 
 def bands(geometry: Geometry, image: Tensor, most: int) -> Layout:
     """For every line of the kernel (n, 1, positions, the other dimensions * channels). One group."""
-    border = _Border(geometry, image, most)
+    border = Border(geometry, image, most)
     base, places, step = border.base, geometry.places(image), geometry.stride[0]
     between, inside = geometry.steps(base)
     strides = (*between, *inside[1:], base.stride(-1))
@@ -137,7 +146,7 @@ def products(geometry: Geometry, image: Tensor, most: int) -> Callable[[int, int
     between = 0
     if geometry.stride[last] == 1:
         between = max(*geometry.padding[last], places[last] - image.shape[-2])
-    border = _Border(replace(geometry, padding=((0, 0),) * last + ((0, between),)), image, most)
+    border = Border(replace(geometry, padding=((0, 0),) * last + ((0, between),)), image, most)
     sizes = [*image.shape[1:-2], image.shape[-2] + between]
 
     def multiply(start: int, stop: int) -> Tensor:
@@ -163,7 +172,7 @@ def is_short(geometry: Geometry, channels: int) -> bool:
     return flat and prod(geometry.kernel[1:]) * channels < _SHORT
 
 
-class _Border:
+class Border:
     """An image with its border, a few examples at a time: the examples asked for lie at a slice of `base`."""
 
     def __init__(self, geometry: Geometry, image: Tensor, most: int) -> None:

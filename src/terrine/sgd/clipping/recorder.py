@@ -85,21 +85,22 @@ class Recorder:
         if not torch.is_grad_enabled() or len(self._open) > 1:
             return
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
-        if not leaves or not any(True for _ in trained(module)):
+        parameters = trained(module)
+        if not leaves or not parameters:
             return
-        tape = self._tape(int(leaves[0].shape[0]))
+        tape = self._tape(int(leaves[0].shape[0]), parameters)
         tape.mark(leaves)
         watch = ExitStack()
         watch.enter_context(own_rules(module, tape))
         watch.enter_context(tape)
         self._open[-1] = watch
 
-    def _tape(self, size: int) -> Tape:
+    def _tape(self, size: int, parameters: dict[str, nn.Parameter]) -> Tape:
         last = self._tapes[-1] if self._tapes else None
         if last is not None and not last.heard and last.examples == size:
             return last
         self._tapes = [tape for tape in self._tapes if tape.heard]
-        self._tapes.append(Tape(trained(self.model), size, _SHARE))
+        self._tapes.append(Tape(parameters, size, _SHARE))
         return self._tapes[-1]
 
     def _leave(self, *_: Any) -> None:

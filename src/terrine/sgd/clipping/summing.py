@@ -18,6 +18,15 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def added(squares: list[Tensor]) -> Tensor:
+    """The sum of equally long vectors, in memory of its own."""
+    if len(squares) > 3:
+        return torch.stack(squares).sum(0)
+    first, *others = squares
+    total = first + others[0] if others else first.clone()
+    return total.add_(others[1]) if len(others) > 1 else total
+
+
 class Sums:
     """The sums of a lot under way: memory is taken, and cleared, only for what has a gradient."""
 
@@ -27,27 +36,30 @@ class Sums:
 
     def add(
         self,
-        contributions: Mapping[str, Contribution],
+        contributions: dict[str, Contribution],
         squares: Mapping[str, Tensor],
         rule: ClippingRule,
         scale: float = 1.0,
     ) -> Tensor:
-        """Add the clipped gradients, every gradient times `scale` first; returns the norms before clipping."""
+        """Add the clipped gradients, every gradient times `scale` first; returns the norms before clipping.
+
+        Takes the contributions out as it goes: what was added needs no memory any more.
+        """
         if scale != 1.0:
             squares = {name: square * scale**2 for name, square in squares.items()}
-        norms = torch.stack(list(squares.values())).sum(0).sqrt_()
+        norms = added(list(squares.values())).sqrt_()
         factors = rule.factors(squares, norms)
         if not math.isfinite(float(norms.sum())):
             broken = ~torch.isfinite(norms)
             contributions = {name: part.drop(broken) for name, part in contributions.items()}
             factors = {name: factor.masked_fill(broken, 0.0) for name, factor in factors.items()}
         for name, factor in factors.items():
-            self._add(name, contributions[name], factor * scale if scale != 1.0 else factor)
+            self._add(name, contributions.pop(name), factor * scale if scale != 1.0 else factor)
         return norms
 
     def add_rows(self, gradients: Mapping[str, Tensor], rule: ClippingRule) -> Tensor:
         """The same for gradients that lie in memory example by example."""
-        rows = {name: Dense(g.to(wide(g.dtype))) for name, g in gradients.items()}
+        rows: dict[str, Contribution] = {name: Dense(g.to(wide(g.dtype))) for name, g in gradients.items()}
         return self.add(rows, {name: row.squares() for name, row in rows.items()}, rule)
 
     def totals(self) -> dict[str, Tensor]:

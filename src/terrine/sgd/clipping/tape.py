@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow
 from terrine.sgd.clipping.contribution import Contribution, kept
 from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
-from terrine.sgd.clipping.workspace import limited
+from terrine.sgd.clipping.workspace import limit
 
 log = logging.getLogger("terrine.sgd")
 
@@ -113,6 +113,8 @@ class Tape(TorchFunctionMode):
             for name, root in self.roots.items()
             if root.contributions or any(view.contributions for view in root.views)
         }
+        for piece in [*self.roots.values(), *self._made]:
+            piece.contributions, piece.views = [], []  # whoever adds them up may let go of them one by one
         squares = {name: self.squares.get(name) for name in contributions}
         return contributions, {n: contributions[n].squares() if s is None else s for n, s in squares.items()}
 
@@ -233,8 +235,11 @@ class Tape(TorchFunctionMode):
         versions = [(tensor, tensor._version) for tensor in _tensors(use.args) if tensor is not out]
 
         def hear(gradient: Tensor) -> None:
-            if any(tensor._version != version for tensor, version in versions):
-                raise Unfollowed("an input of a layer was changed in place after its use; use the out-of-place form")
+            for tensor, version in versions:
+                if tensor._version != version:
+                    raise Unfollowed(
+                        "an input of a layer was changed in place after its use; use the out-of-place form"
+                    )
             versions.clear()
             self._hear(use, rule, gradient)
 
@@ -246,15 +251,16 @@ class Tape(TorchFunctionMode):
 
     def _hear(self, use: Use, rule: Rule, gradient: Tensor) -> None:
         self.heard = True
-        kind = gradient.device.type
-        still = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-        room = max(_ROOM, self.share * self.bytes) - self.rows
-        with torch.no_grad(), still, limited(room):
-            for piece, contribution in rule(use, gradient):
-                piece.contributions.append(contribution)
-                if piece.simple:
-                    self.squares[piece.name] = contribution.squares()
-                self.rows += kept(contribution)
+        limit(max(_ROOM, self.share * self.bytes) - self.rows)
+        try:
+            with _still(gradient.device.type):
+                for piece, contribution in rule(use, gradient):
+                    piece.contributions.append(contribution)
+                    if piece.simple:
+                        self.squares[piece.name] = contribution.squares()
+                    self.rows += kept(contribution)
+        finally:
+            limit(math.inf)
         use.args = ()
 
     def plain(self, value: Any) -> Any:
@@ -328,6 +334,19 @@ class _Anchored(torch.autograd.Function):
     def backward(_ctx: Any, *_gradients: Any) -> Any:
         return None, None
 
+
+@contextmanager
+def _plainly(kind: str) -> Iterator[None]:
+    with torch.no_grad(), torch.autocast(kind, enabled=False):
+        yield
+
+
+def _still(kind: str) -> AbstractContextManager[None]:
+    """Without recording and without mixed precision, as a backward pass mostly is anyway."""
+    return _plainly(kind) if torch.is_grad_enabled() or torch.is_autocast_enabled(kind) else _NOTHING
+
+
+_NOTHING = nullcontext()
 
 _ROOM = 32 << 20  # bytes of per-example gradients that may always be kept
 

@@ -52,15 +52,9 @@ def empty(rows: int, width: int, like: Tensor) -> Tensor:
     return block[:size].view(rows, width)
 
 
-@contextmanager
-def limited(room: float) -> Iterator[None]:
-    """Within, `fits` says whether so many bytes of per-example gradients may be kept."""
-    before = getattr(_here, "room", math.inf)
+def limit(room: float) -> None:
+    """From now on `fits` says whether so many bytes of per-example gradients may be kept, in this thread."""
     _here.room = room
-    try:
-        yield
-    finally:
-        _here.room = before
 
 
 def fits(size: int, like: Tensor) -> bool:

@@ -78,15 +78,22 @@ def _channels_last(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _last(tensor: Tensor) -> Tensor:
-    layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-    tensor = tensor.contiguous(memory_format=layout)
+    tensor = tensor.contiguous(memory_format=_layout(tensor))
     if tensor.shape[1] > 1 or tensor.requires_grad:
         return tensor
     steps = [prod(tensor.shape[axis + 1 :]) for axis in range(2, tensor.dim())]
     return tensor.as_strided(tensor.shape, (prod(tensor.shape[1:]), 1, *steps))  # one channel: say which layout it is
 
 
-PREPARE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _channels_last))
+def _layout(tensor: Tensor) -> torch.memory_format:
+    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+
+
+PREPARE.update(
+    dict.fromkeys(
+        (functional.conv2d, functional.conv3d, functional.conv_transpose2d, functional.conv_transpose3d), _channels_last
+    )
+)
 
 
 def _computed(
@@ -98,11 +105,19 @@ def _computed(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Tensor, None] | None:
-    """The convolution by another way than the library's, where that is faster."""
+    """The convolution by another way than the library's, where that is faster; else with the weight laid out once.
+
+    The library would rearrange it on the way there and once more on the way back.
+    """
     if groups > 1 or image.dim() != weight.dim() or image.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
         return None
     out = convolve(image, weight, bias, _geometry(weight, stride, padding, dilation, groups))
-    return None if out is None else (out, None)
+    if out is not None:
+        return out, None
+    if weight.dim() not in (4, 5) or weight.device.type != "cpu":
+        return None
+    library = functional.conv2d if weight.dim() == 4 else functional.conv3d
+    return library(image, weight.contiguous(memory_format=_layout(weight)), bias, stride, padding, dilation), None
 
 
 COMPUTE.update(dict.fromkeys((functional.conv1d, functional.conv2d, functional.conv3d), _computed))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, squared_rows
+from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, in_order, squared_rows
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
 from terrine.sgd.clipping.tape import Use, rule_for
@@ -49,8 +48,11 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
         raise Unfollowed(f"embedding_bag: mode={mode!r}, sparse, scale_grad_by_freq or trained weights have no rule")
     tokens, bags = _runs(use)
     padding = use.argument(10, "padding_idx")
-    if mode == "sum" and weights is None and padding is None:
-        return [(table, Bags(tokens, bags, None, wide(gradient), tuple(table.value.shape)))]
+    if weights is None and padding is None:  # every token of a bag has the same share
+        rows = wide(gradient)
+        if mode == "mean":
+            rows = rows / torch.bincount(bags, minlength=use.examples).clamp_(min=1).unsqueeze(1)
+        return [(table, Bags(tokens, bags, None, rows, tuple(table.value.shape)))]
     share = torch.ones_like(tokens, dtype=gradient.dtype) if weights is None else weights.detach().flatten()
     if padding is not None:
         share = share * (tokens != padding % table.value.shape[0])
@@ -77,28 +79,44 @@ class Bags:
     @cached_property
     def _sorted(self) -> tuple[Tensor, Tensor | None]:
         """Keys in order, and the shares in the order of the keys."""
+        if self.share is None and self.shape[0].bit_length() + self._bits < 32:  # short keys sort faster
+            return in_order((self.tokens.int() << self._bits).bitwise_or_(self.bags.int())), None
         key = (self.tokens << self._bits) | self.bags
         if self.share is None:
-            return _sorted(key), None
+            return in_order(key), None
         size = len(key)
         room = size.bit_length()
         if self.shape[0].bit_length() + self._bits + room < 63:  # with the position inside: much faster
-            packed = _sorted((key << room) | torch.arange(size, device=key.device))
+            packed = in_order((key << room) | torch.arange(size, device=key.device))
             return packed >> room, self.share[packed & ((1 << room) - 1)]
         key, order = torch.sort(key)
         return key, self.share[order]
 
     def squares(self) -> Tensor:
         key, share = self._sorted
-        n, bags = len(self.gradients), key & ((1 << self._bits) - 1)
         if not len(key):
-            return self.gradients.new_zeros(n)
-        first = torch.ones_like(key, dtype=torch.bool)
-        torch.ne(key[1:], key[:-1], out=first[1:])
-        pair = first.cumsum(0) - 1
-        pairs = torch.bincount(pair, share)  # the shares of one token in one bag, added up
-        shape = torch.bincount(bags[first], pairs.to(torch.float64).square_(), minlength=n)
+            return self.gradients.new_zeros(len(self.gradients))
+        again = key[1:] == key[:-1]
+        shape = self._counted(key, again) if share is None else self._shared(key, again, share)
         return squared_rows(self.gradients).mul_(shape)
+
+    def _counted(self, key: Tensor, again: Tensor) -> Tensor:
+        """The squares of how often each bag has each of its tokens: c^2 = c + 2 (0 + 1 + ... + c - 1)."""
+        sizes = torch.bincount(self.bags, minlength=len(self.gradients))
+        place = again.nonzero().flatten()  # few: of every token that a bag has again, where it was before
+        if not len(place):
+            return sizes
+        begins = torch.ones_like(place, dtype=torch.bool)
+        torch.ne(place[1:], place[:-1] + 1, out=begins[1:])
+        times = place - torch.where(begins, place, 0).cummax(0).values + 1
+        return sizes.index_add_(0, (key[place] & ((1 << self._bits) - 1)).long(), 2 * times)
+
+    def _shared(self, key: Tensor, again: Tensor, share: Tensor) -> Tensor:
+        """The squared sums of the shares of one token in one bag, added up by bag."""
+        first = torch.cat([again.new_ones(1), ~again])
+        pairs = torch.bincount(first.cumsum(0) - 1, share).to(torch.float64)
+        bags = key[first] & ((1 << self._bits) - 1)
+        return torch.bincount(bags, pairs.square_(), minlength=len(self.gradients))
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         if not fresh and 4 * len(self.tokens) < self.shape[0]:
@@ -127,7 +145,7 @@ class Bags:
         here = slice(first, first + int(counts.sum()))
         bags, share = key[here] & ((1 << self._bits) - 1), None if share is None else share[here]
         scaled = self.gradients * factor.to(self.gradients.dtype).unsqueeze(1)
-        starts = counts.cumsum(0) - counts
+        starts = (counts.cumsum(0) - counts).to(bags.dtype)
         return functional.embedding_bag(bags, scaled, starts, mode="sum", per_sample_weights=share)
 
     def dense(self) -> Tensor:
@@ -142,10 +160,6 @@ class Bags:
         gradients = self.gradients.masked_fill(examples.unsqueeze(1), 0.0)
         share = None if self.share is None else self.share.masked_fill(examples[self.bags], 0.0)
         return Bags(self.tokens, self.bags, share, gradients, self.shape)
-
-
-def _sorted(key: Tensor) -> Tensor:
-    return torch.from_numpy(np.sort(key.numpy())) if key.device.type == "cpu" else torch.sort(key).values
 
 
 def _runs(use: Use) -> tuple[Tensor, Tensor]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, squared_rows
+from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, Outer, squared_rows
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
+from terrine.sgd.threads import spread, stretches
 
 Found = list[tuple[Piece, Contribution]]
 
@@ -30,17 +33,20 @@ def _by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tu
     if not wide_enough or inputs.requires_grad or inputs.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
         return None
     output = inputs.new_empty(len(inputs), len(weight))
-    squares = inputs.new_empty(len(inputs))
-    step = max(16, min(512, (1 << 21) // inputs.shape[1]))
-    across = weight.t()
-    for start in range(0, len(inputs), step):
-        rows = inputs[start : start + step]
-        if bias is None:
-            torch.mm(rows, across, out=output[start : start + step])
-        else:
-            torch.addmm(bias, rows, across, out=output[start : start + step])
-        torch.linalg.vector_norm(rows, dim=1, out=squares[start : start + step])
-    return output, squares.square_()
+    norms = inputs.new_empty(len(inputs))
+    across = weight.detach().t().contiguous()
+    step = max(16, CACHED // inputs.shape[1])
+
+    def work(start: int, stop: int) -> None:
+        for here in range(start, stop, step):
+            rows = slice(here, min(here + step, stop))
+            torch.mm(inputs[rows], across, out=output[rows])
+            torch.linalg.vector_norm(inputs[rows], dim=1, out=norms[rows])
+
+    spread([partial(work, *stretch) for stretch in stretches(len(inputs), step)])
+    if bias is not None:
+        output += bias
+    return output, norms.square_()
 
 
 COMPUTE[functional.linear] = _by_blocks

@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example, folded
 from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
-from terrine.sgd.clipping.scratch import scratch_like
+from terrine.sgd.clipping.scratch import scratch, scratch_like
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
@@ -23,8 +24,40 @@ def layer_norm(use: Use, gradient: Tensor) -> Found:
     """Over the last dimensions; the parameters have those dimensions' shape."""
     shape = use.argument(1, "normalized_shape")
     inputs = use.argument(0, "input").detach()
+    if use.extra is not None:
+        return _with_deviations(use, inputs, gradient, len(shape), use.piece(2, "weight"), use.piece(3, "bias"))
     scaled = functional.layer_norm(inputs, shape, eps=use.argument(4, "eps", 1e-5))
     return _trailing(use, scaled, gradient, len(shape), use.piece(2, "weight"), use.piece(3, "bias"))
+
+
+def _with_deviations(
+    use: Use, inputs: Tensor, gradient: Tensor, dims: int, weight: Piece | None, bias: Piece | None
+) -> Found:
+    """The sums over positions of y' (x - mean) / deviation and of y', a few examples at a time."""
+    tensors = (gradient, inputs, *use.extra)
+    y, x, mean, scale = (by_example(tensor, use.where, use.examples, dims).flatten(2) for tensor in tensors)
+    n, positions, width = y.shape
+    rows, sums = y.new_empty(2, n, width).unbind(0)
+    for start, stop in chunks(n, max(1, 2 * _CACHED * torch.get_num_threads() // (positions * width))):
+        part = y[start:stop]
+        if weight is not None:
+            apart = torch.sub(x[start:stop], mean[start:stop], out=scratch("products", tuple(part.shape), part))
+            torch.bmm(scale[start:stop].mT, apart.mul_(part), out=rows[start:stop].unsqueeze(1))
+        torch.sum(part, 1, out=sums[start:stop])
+    return [(piece, Dense(made)) for piece, made in ((weight, rows), (bias, sums)) if piece is not None]
+
+
+def _with_mean_and_scale(
+    inputs: Tensor, shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
+    """Layer norm, and the mean and the reciprocal deviation at every position."""
+    if weight is None or inputs.dtype != weight.dtype or torch.is_autocast_enabled("cpu") or inputs.numel() == 0:
+        return None
+    out, mean, scale = torch.native_layer_norm(inputs, shape, weight, bias, eps)
+    return out, (mean.detach(), scale.detach())
+
+
+COMPUTE[functional.layer_norm] = _with_mean_and_scale
 
 
 @rule_for(functional.rms_norm, torch.rms_norm)
@@ -44,13 +77,32 @@ def group_norm(use: Use, gradient: Tensor) -> Found:
         return _channels(use, lambda: functional.group_norm(inputs, groups, eps=eps), gradient, 2, 3, "group_norm")
     fold = folded(gradient.shape, use.where, use.examples, "group_norm")
     mean, scale = (moment.view(len(inputs), groups, 1) for moment in use.extra)
-    products = torch.mul(gradient, inputs, out=scratch_like("products", gradient))
-    sums, weighted = (_positions(tensor, 1).unflatten(1, (groups, -1)) for tensor in (gradient, products))
+    sums, weighted = (moment.unflatten(1, (groups, -1)) for moment in _moments(_last(gradient), _last(inputs)))
     rows = {2: (weighted - mean * sums) * scale, 3: sums}  # y' x_hat = (y' x - mean y') / deviation
     pieces = {2: use.piece(2, "weight"), 3: use.piece(3, "bias")}
     return [
         (piece, Dense(_positions(rows[place].flatten(1), fold))) for place, piece in pieces.items() if piece is not None
     ]
+
+
+def _last(tensor: Tensor) -> Tensor:
+    """(n, positions, channels)."""
+    return tensor.movedim(1, -1).flatten(1, -2) if tensor.dim() > 2 else tensor.unsqueeze(1)
+
+
+def _moments(gradient: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums over positions of y' and of y' x, a few examples at a time: each product is summed while in cache."""
+    n, positions, channels = gradient.shape
+    sums, weighted = gradient.new_empty(2, n, channels).unbind(0)
+    for start, stop in chunks(n, max(1, _CACHED * torch.get_num_threads() // (positions * channels))):
+        part = gradient[start:stop]
+        products = torch.mul(part, inputs[start:stop], out=scratch_like("products", part))
+        torch.sum(part, 1, out=sums[start:stop])
+        torch.sum(products, 1, out=weighted[start:stop])
+    return sums, weighted
+
+
+_CACHED = 1 << 16  # numbers that stay in a core's cache from one operation to the next
 
 
 def _with_moments(

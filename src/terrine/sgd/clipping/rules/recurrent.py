@@ -1,5 +1,6 @@
-"""Recurrent layers, unrolled: the input projection of all steps is one linear map, the recurrent one is used at
-every step, and both uses of one weight over time are positions of one `Outer`, cross terms included.
+"""Recurrent layers: the input projection of all steps is one linear map; the recurrent one is used at every step, and
+its uses over time are positions of one `Outer`, cross terms included. Most layers are scanned; cells, projections,
+mixed precision and trained first states are unrolled, step by step under the tape.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where
-from terrine.sgd.clipping.tape import FORWARDS, Tape
+from terrine.sgd.clipping.contribution import Contribution
+from terrine.sgd.clipping.piece import Piece
+from terrine.sgd.clipping.scans import scan
+from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Use
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, Tensor, State], State]  # input part, recurrent part, state -> state
@@ -40,21 +44,7 @@ def _relu(inputs: Tensor, hidden: Tensor, _: State) -> State:
     return (torch.relu(inputs + hidden),)
 
 
-def _layer(cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], projected: bool) -> tuple[Tensor, State]:
-    """One direction of one layer over (positions, examples, width)."""
-    w_in, w_hidden, *rest = weights
-    biases = (rest[0], rest[1]) if len(rest) >= 2 else (None, None)
-    inputs = functional.linear(x, w_in, biases[0])
-    outputs = []
-    for step in inputs.unbind(0):
-        state = cell(step, functional.linear(state[0], w_hidden, biases[1]), state)
-        if projected:
-            state = (functional.linear(state[0], weights[-1]), *state[1:])
-        outputs.append(state[0])
-    return torch.stack(outputs), state
-
-
-def unrolled(cell: Cell) -> Callable[..., Any]:
+def over_time(cell: Cell) -> Callable[..., Any]:
     """What stands for torch.lstm, torch.gru and the like on padded sequences."""
 
     def run(
@@ -73,27 +63,80 @@ def unrolled(cell: Cell) -> Callable[..., Any]:
         lasts: list[State] = []
         with tape:
             x = x.transpose(0, 1) if batch_first else x
-            for layer in range(layers):
-                outs = []
-                for way in range(ways):
-                    index = layer * ways + way
+        for layer in range(layers):
+            outs = []
+            for way in range(ways):
+                index = layer * ways + way
+                with tape:
                     start = tuple(state[index] for state in states)
-                    part = weights[index * each : (index + 1) * each]
-                    out, last = _layer(cell, x.flip(0) if way else x, start, part, projected)
+                    turned = x.flip(0) if way else x
+                out, last = _layer(tape, cell, turned, start, weights[index * each : (index + 1) * each], projected)
+                with tape:
                     outs.append(out.flip(0) if way else out)
-                    lasts.append(last)
+                lasts.append(last)
+            with tape:
                 x = torch.cat(outs, dim=-1) if ways > 1 else outs[0]
                 x = functional.dropout(x, dropout) if dropout and training and layer < layers - 1 else x
+        with tape:
             x = x.transpose(0, 1) if batch_first else x
             return (x, *(torch.stack(kind) for kind in zip(*lasts, strict=True)))
 
     return run
 
 
-FORWARDS[torch.lstm] = unrolled(_lstm)
-FORWARDS[torch.gru] = unrolled(_gru)
-FORWARDS[torch.rnn_tanh] = unrolled(_tanh)
-FORWARDS[torch.rnn_relu] = unrolled(_relu)
+def _layer(
+    tape: Tape, cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], projected: bool
+) -> tuple[Tensor, State]:
+    """One direction of one layer over (positions, examples, width)."""
+    w_in, w_hidden, *rest = weights
+    b_in, b_hidden = (rest[0], rest[1]) if len(rest) >= 2 else (None, None)
+    with tape:
+        inputs = functional.linear(x.contiguous(), w_in, b_in)
+    where = tape.where(inputs)
+    trained_state = any(tape.piece(part) is not None for part in state)
+    alike = {part.dtype for part in (inputs, w_hidden, *state)} == {inputs.dtype}
+    if isinstance(where, Where) and where.axis == 1 and alike and not projected and not trained_state:
+        return _scanned(tape, cell, inputs, where, state, w_hidden, b_hidden)
+    outputs = []
+    with tape:
+        for step in inputs.unbind(0):
+            state = cell(step, functional.linear(state[0], w_hidden, b_hidden), state)
+            if projected:
+                state = (functional.linear(state[0], weights[-1]), *state[1:])
+            outputs.append(state[0])
+        return torch.stack(outputs), state
+
+
+def _scanned(
+    tape: Tape, cell: Cell, inputs: Tensor, where: Where, state: State, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, State]:
+    """All steps at once; the tape hears the recurrent map's gradient when it hears that of `inputs`."""
+    pieces: dict[int | str, Piece] = {}
+    for place, tensor in ((1, weight), (2, bias)):
+        piece = None if tensor is None else tape.piece(tensor)
+        if piece is not None:
+            pieces[place] = piece
+    hidden: list[Tensor] = []
+
+    def rule(use: Use, _: Tensor) -> list[tuple[Piece, Contribution]]:
+        return RULES[functional.linear](use, hidden.pop())
+
+    use = Use(functional.linear, (), {}, pieces, where, tape.examples)
+    inputs = tape.listen(inputs, use, rule) if pieces else inputs
+    outputs, last, before = scan(_NAMES[cell], inputs, state, tape.plain(weight), tape.plain(bias), hidden)
+    use.args = (before, tape.plain(weight), tape.plain(bias))
+    tape.tag(outputs, where)
+    for part in last:
+        tape.tag(part, Where(0, where.inner))
+    return outputs, last
+
+
+_NAMES: dict[Cell, str] = {_lstm: "lstm", _gru: "gru", _tanh: "tanh", _relu: "relu"}
+
+FORWARDS[torch.lstm] = over_time(_lstm)
+FORWARDS[torch.gru] = over_time(_gru)
+FORWARDS[torch.rnn_tanh] = over_time(_tanh)
+FORWARDS[torch.rnn_relu] = over_time(_relu)
 
 
 def single(cell: Cell) -> Callable[..., Any]:

@@ -1,0 +1,88 @@
+"""Features whitened before a run by DP-SGD: released once, billed as part of the run, kept with the model.
+
+The mean of the features and their channels' second moments are released with noise (`sgd.whitening`); the plan gets
+their event as preparation, so training has the noise that keeps the budget of both together. Rows that a coin left out
+add nothing here either. What was released is kept in `owner/` as well: a run that goes on after a crash uses it again
+instead of releasing twice, and the plan of its checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from terrine.errors import InvalidArgument
+from terrine.events.codec import from_dict, to_dict
+from terrine.runs import coins, recipes
+from terrine.runs.folder import Folder
+from terrine.runs.models import Architecture
+from terrine.runs.settings import Settings
+from terrine.sgd.whitening import Whitening, private_whitening
+
+_KEPT = "whitening.safetensors"
+
+
+def prepare(
+    folder: Folder, settings: Settings, architecture: Architecture, features: Tensor
+) -> tuple[Architecture, Tensor]:
+    """The architecture with its whitening, and the features whitened; released now, or read back."""
+    path = folder.owner / _KEPT
+    if not path.exists():
+        save(path, {}, _released(folder, settings, architecture, features))
+    whitening = read(path)[1]
+    assert whitening is not None
+    return replace(architecture, whitening=whitening), whitening(features)
+
+
+def _released(folder: Folder, settings: Settings, architecture: Architecture, features: Tensor) -> Whitening:
+    noise = recipes.whitening_noise(settings, len(features))
+    tossed = coins.of_run(folder.owner, settings, len(features))
+    return private_whitening(
+        features, mean_noise=noise.mean, noise=noise.moments, **architecture.ways._asdict(),
+        without=torch.from_numpy(tossed.out), seed=settings.test_seed,
+    )  # fmt: skip
+
+
+def facts(settings: Settings, examples: int) -> dict[str, str]:
+    """What was done, for the record."""
+    noise = recipes.whitening_noise(settings, examples)
+    return {
+        "whitening": "features centred and whitened by two noisy releases about the private rows, their mean "
+        f"(noise {noise.mean:.4g}) and their channels' second moments (noise {noise.moments:.4g}): part of the bill"
+    }
+
+
+def save(path: Path, weights: Mapping[str, Tensor], whitening: Whitening | None) -> None:
+    """A module's weights and its whitening in one file, whole or not at all."""
+    tensors = {name: value.detach().contiguous() for name, value in weights.items()}
+    words: dict[str, str] = {}
+    if whitening is not None:
+        tensors |= {"whitening.mean": whitening.mean, "whitening.channels": whitening.channels}
+        words = {"whitening": json.dumps({"blur": whitening.blur, "event": to_dict(whitening.event)})}
+    part = path.with_name(f".{path.name}.part")
+    try:
+        save_file(tensors, str(part), metadata=words)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise InvalidArgument(
+            f"{path}: could not be written ({error}); make room and give the same command to go on"
+        ) from error
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], Whitening | None]:
+    """What `save` wrote."""
+    with safe_open(str(path), framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        words = json.loads((file.metadata() or {}).get("whitening", "null"))
+    if words is None:
+        return tensors, None
+    mean, channels = tensors.pop("whitening.mean"), tensors.pop("whitening.channels")
+    return tensors, Whitening(mean, channels, float(words["blur"]), from_dict(words["event"]))
