@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import Any
 
 
-def once(path: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make` found under these settings: read back, or measured now and kept with its CPU seconds."""
+def once(
+    path: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]], *, under: str = "settings"
+) -> dict[str, Any]:
+    """What `make` found with these settings: read back, or measured now and kept with its CPU seconds.
+
+    The settings themselves are kept `under` a name.
+    """
     settings = json.loads(json.dumps(settings))
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text())
-        if found["settings"] == settings:
+        if found[under] == settings:
             return found
     began = time.process_time()
-    found = make() | {"settings": settings}
+    found = make() | {under: settings}
     found["cpu_seconds"] = round(time.process_time() - began, 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")

@@ -19,7 +19,6 @@ import argparse
 import functools
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import features
+import keeping
 import peers
 from terrine import datasets, sgd
 from terrine.events import Budget, Event
@@ -322,26 +322,15 @@ def main() -> None:
 
 def _result(asked: argparse.Namespace, row: Row, method: str, epsilon: float, seed: int) -> dict[str, Any]:
     """One model: kept from an earlier run by the same recipe, or trained now."""
-    recipe = asdict(row.recipe)
     words = "-".join("".join(letter if letter.isalnum() else " " for letter in method.lower()).split())
     kept = asked.folder / asked.row / f"{words}-epsilon-{epsilon:g}-seed-{seed}.json"
-    if kept.exists():
-        found: dict[str, Any] = json.loads(kept.read_text())
-        if found["recipe"] == recipe:
-            return found
-    began = time.process_time()
-    outcome = row.methods[method](epsilon, seed)
-    seconds = time.process_time() - began
-    found = {"row": asked.row, "method": method, "asked": epsilon, "delta": DELTA, "seed": seed, **asdict(outcome)}
-    found |= {"cpu_seconds": round(seconds, 1), "recipe": recipe}
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.with_suffix(".part")
-    part.write_text(json.dumps(found, indent=2) + "\n")
-    part.replace(kept)
-    _console.print(
-        f"{asked.row}, {method}, epsilon {epsilon:g}, seed {seed}: {100 * outcome.accuracy:.2f}% in {seconds:.0f} s"
-    )
-    return found
+
+    def make() -> dict[str, Any]:
+        outcome = row.methods[method](epsilon, seed)
+        _console.print(f"{asked.row}, {method}, epsilon {epsilon:g}, seed {seed}: {100 * outcome.accuracy:.2f}%")
+        return {"row": asked.row, "method": method, "asked": epsilon, "delta": DELTA, "seed": seed, **asdict(outcome)}
+
+    return keeping.once(kept, asdict(row.recipe), make, under="recipe")
 
 
 def _print(name: str, row: Row, results: list[dict[str, Any]]) -> None:
