@@ -1,11 +1,13 @@
 """Small private tables and a door to the command line."""
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from terrine import sgd
 from terrine.cli import app as command
 from terrine.errors import TerrineError
 
@@ -33,6 +35,28 @@ def write_table(path, rows=400, seed=0):
     lines = [f"p{place},{age[place]},{city[place]},{ill[place]}" for place in range(rows)]
     path.write_text("name,age,city,ill\n" + "\n".join(lines) + "\n")
     return path
+
+
+@pytest.fixture
+def dying_at(monkeypatch):
+    """Training that is interrupted at a step, inside a `with` block."""
+
+    @contextmanager
+    def interrupted(at):
+        steps, original = [], sgd.Trainer._step
+
+        def dying(self, lots, batch):
+            steps.append(1)
+            if len(steps) == at:
+                raise KeyboardInterrupt
+            original(self, lots, batch)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(sgd.Trainer, "_step", dying)
+            with pytest.raises(BaseException):  # noqa: B017, PT011
+                yield
+
+    return interrupted
 
 
 @pytest.fixture

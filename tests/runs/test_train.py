@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from terrine import accounting, cli, runs, sgd
+from terrine import accounting, cli, runs
 from terrine.events import Budget, from_json
 from terrine.ledger import Ledger
 from terrine.runs import coins, job
@@ -68,22 +68,12 @@ def test_the_ledger_is_charged_once_with_the_claimed_event(run, table, tmp_path)
     assert not (tmp_path / "more" / "model.safetensors").exists()
 
 
-def test_an_interrupted_run_goes_on_to_the_same_model(run, table, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_model(run, table, tmp_path, dying_at):
     asked = ("train", "people.csv", "--label", "ill", "--epsilon", 4, "--test-seed", 3, *QUICK)
     assert run(*asked, "--out", "whole").exit_code == 0
-    steps, original = [], sgd.Trainer._step
-
-    def dying(self, lots, batch):
-        steps.append(1)
-        if len(steps) == 9:
-            raise KeyboardInterrupt
-        original(self, lots, batch)
-
-    monkeypatch.setattr(sgd.Trainer, "_step", dying)
-    with pytest.raises(BaseException):  # noqa: B017, PT011
+    with dying_at(9):
         run(*asked, "--out", "cut").read()
     assert not (tmp_path / "cut" / "privacy.json").exists()
-    monkeypatch.setattr(sgd.Trainer, "_step", original)
     assert run(*asked, "--out", "cut").exit_code == 0
     whole, cut = (torch.cat([p.flatten() for p in runs.load(name).module.parameters()]) for name in ("whole", "cut"))
     assert torch.equal(whole, cut)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from terrine import accounting, runs, sgd
+from terrine import accounting, runs
 from terrine.events import Budget, OneOf, RandomStopping, Repeated, from_json
 from terrine.ledger import Ledger
 from terrine.runs import recipes, tuning
@@ -81,25 +81,15 @@ def test_the_best_candidate_wins(run, table, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("at", [3, 6, 10])
-def test_an_interrupted_tuning_goes_on_to_the_same_model(run, table, tmp_path, monkeypatch, three_runs, at):
+def test_an_interrupted_tuning_goes_on_to_the_same_model(run, table, tmp_path, dying_at, three_runs, at):
     asked = (*ASKED, "--test-seed", 3)
     assert run(*asked, "--out", "whole").exit_code == 0
     with Ledger.open("budget.db") as book:
         book.account("patients", budget=Budget(4.0, 1e-5))
     charge = ("--ledger", "budget.db", "--account", "patients")
-    steps, original = [], sgd.Trainer._step
-
-    def dying(self, lots, batch):
-        steps.append(1)
-        if len(steps) == at:
-            raise KeyboardInterrupt
-        original(self, lots, batch)
-
-    monkeypatch.setattr(sgd.Trainer, "_step", dying)
-    with pytest.raises(BaseException):  # noqa: B017, PT011
+    with dying_at(at):
         run(*asked, "--out", "cut", *charge).read()
     assert not (tmp_path / "cut" / "privacy.json").exists()
-    monkeypatch.setattr(sgd.Trainer, "_step", original)
     assert run(*asked, "--out", "cut", *charge).exit_code == 0
     assert torch.equal(weights("whole"), weights("cut"))
     with Ledger.open("budget.db") as book:

@@ -42,20 +42,10 @@ def test_the_whitening_is_in_the_bill_the_model_and_the_words(run, tmp_path):
     assert run("audit", "run", "run").exit_code == 0
 
 
-def test_a_run_that_goes_on_does_not_release_again(run, tmp_path, monkeypatch):
-    steps, original = [], sgd.Trainer._step
-
-    def dying(self, lots, batch):
-        steps.append(1)
-        if len(steps) == 9:
-            raise KeyboardInterrupt
-        original(self, lots, batch)
-
-    monkeypatch.setattr(sgd.Trainer, "_step", dying)
-    with pytest.raises(BaseException):  # noqa: B017, PT011
+def test_a_run_that_goes_on_does_not_release_again(run, tmp_path, monkeypatch, dying_at):
+    with dying_at(9):
         run(*ASKED, "--out", "run").read()
     kept = (tmp_path / "run" / "owner" / "whitening.safetensors").read_bytes()
-    monkeypatch.setattr(sgd.Trainer, "_step", original)
     monkeypatch.setattr(whitened, "private_whitening", lambda *_, **__: pytest.fail("released twice"))
     assert run(*ASKED, "--out", "run").exit_code == 0
     (tmp_path / "kept.safetensors").write_bytes(kept)
