@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -68,6 +68,7 @@ class Composition:
     gaussian: float = 0.0
     lattice: float = 0.0
     lattice_limit: float = math.inf
+    _known_moments: dict[float, list[float]] = field(default_factory=dict, init=False, repr=False)
 
     def opposite(self) -> Composition:
         """The other direction of parts that are all on nodes, on the same ones."""
@@ -89,31 +90,27 @@ class Composition:
         kept = sum(times * math.log1p(-escaped) for escaped, times in lost)
         return min(1.0, -math.expm1(kept) * (1 + 1e-12))
 
-    @cached_property
+    @property
     def total_variation(self) -> float:
         """An upper bound on delta(0): the parts' own, added up."""
         apart = sum(part.times * part.losses.total_variation for part in self.parts)
         mu = math.sqrt(self.gaussian + self.lattice)
         return (apart + 0.4 * mu) * (1 + 1e-9)  # a Gaussian's is 2 Phi(mu/2) - 1 < 0.4 mu
 
-    @cached_property
+    @property
     def largest(self) -> float:
         """The largest possible finite loss."""
         if self.gaussian + self.lattice > 0:
             return math.inf
         return sum(part.times * part.losses.largest for part in self.parts) * (1 + 1e-14)
 
-    @cached_property
+    @property
     def chance_of_largest(self) -> float:
         """The probability of it, rounded down."""
         chances = [(part.losses.chance_of_largest, part.times) for part in self.parts]
         if math.isinf(self.largest) or any(chance == 0 for chance, _ in chances):
             return 0.0
         return math.exp(sum(times * math.log(chance) for chance, times in chances) * (1 + 1e-12)) * (1 - 1e-9)
-
-    @cached_property
-    def _known_moments(self) -> dict[float, list[float]]:
-        return {}
 
     @cached_property
     def _flat(self) -> _Flat:
