@@ -14,6 +14,9 @@ from terrine.accounting.loss_distribution import Losses
 
 Floats = NDArray[np.float64]
 
+_NOTICED = 1e-8
+"""Share of a moment beyond the nodes that is worth looking for them there."""
+
 
 @dataclass(frozen=True, eq=False)
 class Part:
@@ -117,14 +120,18 @@ class Composition:
         return _Flat(self.parts)
 
     def about_log_moment(self, orders: Floats) -> Floats:
-        """log M at each of `orders`, or about that where nodes do not reach: for a choice, not for a proof."""
+        """log M at each of `orders`, the first of which counts most: for a choice, not for a proof.
+
+        Where nodes miss much of that, they are completed.
+        """
         total = self._smooth(orders)
         if self.parts:
             moments = self._flat.log_moments(orders)
             self.learn(float(orders[0]), moments[0].tolist())  # the one that is asked for again
             for own, part in zip(moments.T, self.parts, strict=True):
-                if part.losses.nodes and (missed := part.losses.nodes.log_missed(orders)) is not None:
-                    np.logaddexp(own, missed, out=own)
+                nodes = part.losses.nodes
+                if nodes and nodes.log_missed(orders[:1])[0] > math.log(_NOTICED / part.times):
+                    np.logaddexp(own, nodes.log_missed(orders), out=own)
             total = total + moments @ self._flat.times
         return total
 

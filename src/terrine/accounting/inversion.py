@@ -43,7 +43,7 @@ _DROPPED = _U / 2**20
 """Tilted weight of the atoms that a transform may leave out."""
 _BLOCK = 256
 """Sums over atoms run in blocks of this many, so that their rounding error is (block + blocks) ulps at most."""
-_SPARE = 5e-6
+_SPARE = 1e-6
 """Share of delta that each neglected piece may take."""
 _TYPICAL_ERROR = 2e-13
 """About what `_Stretch.error` comes to; used only to choose well."""
@@ -58,6 +58,8 @@ _WORTH_SKIPPING = 50_000
 """Below this many terms of a transform, summing them all is cheaper than proving that some may be skipped."""
 _FEW = 16_384
 """Up to this many, sines are cheaper than the bookkeeping that saves them."""
+_MOST_TERMS = 1_000_000
+"""Past this many frequencies nodes are no better than cells."""
 _MOST_BINS = 100_000
 """Past this many bins a bound on a transform is not worth its time."""
 
@@ -85,7 +87,7 @@ _RATIOS = np.array([1.1, 1.2, 1.35, 1.42, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10
 """Orders above the tilt at which Chernoff's bound is tried, as multiples of it."""
 _AND_RATIOS = np.concatenate([[1.0], _RATIOS])
 _LOWER_TILTS = (0.8, 0.6, 0.4)
-_LONG = 2.0
+_LONG = 10.0
 """As many times as long as it must be, a period on nodes is worth the search for another tilt."""
 
 
@@ -215,6 +217,8 @@ class Inversion:
     def _serve(self) -> tuple[list[_Stretch], float]:
         """Find where to stop, and give the parts nodes that serve up to there; again, if moments change much."""
         tilt, worth_skipping = self.settings.tilt, _WORTH_SKIPPING
+        if self.composition.all_nodes and self.settings.last > _MOST_TERMS * self.settings.step:
+            raise Crowded
         for _ in range(3):
             parts, moments = self.composition.parts, self.composition.log_moments(tilt)
             densities = [_density(part, tilt, one) for part, one in zip(parts, moments, strict=True)]

@@ -56,7 +56,7 @@ _SLACK = 1e-6
 _ROOT_2 = math.sqrt(2)
 _LOG_ROOT_2_PI = 0.5 * math.log(2 * math.pi)
 _LOG_BEFORE = float(log_ndtr(-_EDGE))
-_GENEROUS = 1.4
+_GENEROUS = 1.3
 """Cells reach farther than asked by this factor, so that what is asked next finds them made."""
 _STRIPS: Floats = np.asarray(0.65 ** np.arange(6), dtype=float)
 """Strips to try, as shares of the widest: a fast oscillation grows too quickly away from the real axis."""
@@ -201,16 +201,16 @@ class Nodes:
         truncated = cells.log_truncated(power, self.grid)
         return float(np.logaddexp(aliased, truncated)) + _SLACK
 
-    def log_missed(self, orders: Floats) -> Floats | None:
-        """log of about what the integrals at these orders have beyond the last node; None where that is nothing.
+    def log_missed(self, orders: Floats) -> Floats:
+        """log of about what the integrals at these orders have beyond the last node.
 
         There u is about r, and phi r^(1+z) is a normal density around mu (1+z).
         """
-        line, last = self.grid.line, self.grid.last
-        if not self.forward or line.mu * (1 + np.maximum.reduce(orders)) <= last:
-            return None
+        line = self.grid.line
+        if not self.forward:
+            return np.full(orders.shape, -math.inf)
         missed = (1 + orders) * (math.log(line.rate) + line.mu**2 / 2 * orders)
-        return np.where(line.mu * (1 + orders) > last, missed, -math.inf)
+        return np.where(line.mu * (1 + orders) > self.grid.last, missed, -math.inf)
 
     def log_variation(self, order: float) -> float:
         """log of a bound on the total variation of the density of e^(order L) dP over the loss (not normalised).
