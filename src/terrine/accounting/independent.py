@@ -130,8 +130,8 @@ class Composition:
             self.learn(float(orders[0]), moments[0].tolist())  # the one that is asked for again
             for own, part in zip(moments.T, self.parts, strict=True):
                 nodes = part.losses.nodes
-                if nodes and nodes.log_missed(orders[:1])[0] > math.log(_NOTICED / part.times):
-                    np.logaddexp(own, nodes.log_missed(orders), out=own)
+                if nodes and nodes.missed_at(float(orders[0])) > math.log(_NOTICED / part.times):
+                    np.logaddexp(own, [nodes.missed_at(order) for order in orders.tolist()], out=own)
             total = total + moments @ self._flat.times
         return total
 

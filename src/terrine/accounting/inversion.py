@@ -24,7 +24,7 @@ in between, a bound on |M| from pairs of nearby losses lets long stretches be sk
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -68,7 +68,8 @@ _MOST_BINS = 100_000
 class Settings:
     """Where and how finely to sum: the tilt c, the period 2 pi/D, the blur b, the last frequency, what lies beyond.
 
-    Moments were looked at up to `reach` times the tilt; a lower bound rests on some of them, too.
+    Moments were looked at up to `reach` times the tilt; a lower bound rests on some of them, too. `log_moment` is
+    about the one at the tilt.
     """
 
     tilt: float
@@ -77,6 +78,7 @@ class Settings:
     last: float
     fall_off: FallOff
     reach: float
+    log_moment: float
 
     @property
     def step(self) -> float:
@@ -96,28 +98,26 @@ def choose(
 ) -> Settings:
     """Settings near `tilt` that need the fewest terms for a relative error of about `precision` in epsilon."""
     allowed = math.log(_SPARE * delta)
+    first = _settings(composition, tilt, epsilon, allowed, precision, reach)
+    if composition.all_nodes and first.period * tilt < -_LONG * allowed:
+        return first
+    rounding = math.log(sum(part.times for part in composition.parts) * _TYPICAL_ERROR + 1e-300)
 
-    def at(ratio: float) -> tuple[float, Settings]:
-        orders = _AND_RATIOS[reach >= _AND_RATIOS] * (ratio * tilt)
-        values = composition.about_log_moment(orders)
-        found = _settings(composition, orders, values, epsilon, allowed, precision, reach)
-        size = float(values[0]) - found.tilt * epsilon + math.log(rounding + 1e-300) - math.log1p(found.tilt)
-        # log of the number of terms, and of how far rounding would rise above a small share of delta
-        return math.log(found.period * found.last) + 3 * max(0.0, size - math.log(1e-5 * delta)), found
+    def dearness(one: Settings) -> float:
+        """log of the number of terms, and of how far rounding would rise above a small share of delta."""
+        size = one.log_moment - one.tilt * epsilon + rounding - math.log1p(one.tilt)
+        return math.log(one.period * one.last) + 3 * max(0.0, size - math.log(1e-5 * delta))
 
-    rounding = sum(part.times for part in composition.parts) * _TYPICAL_ERROR
-    first = at(1.0)
-    if composition.all_nodes and first[1].period * tilt < -_LONG * allowed:
-        return first[1]
-    return min([first, *(at(ratio) for ratio in _LOWER_TILTS)], key=lambda one: one[0])[1]
+    lower = (_settings(composition, ratio * tilt, epsilon, allowed, precision, reach) for ratio in _LOWER_TILTS)
+    return min([first, *lower], key=dearness)
 
 
 def _settings(
-    composition: Composition, orders: Floats, values: Floats, epsilon: float, allowed: float, precision: float,
-    reach: float,
-) -> Settings:  # fmt: skip
-    """Settings for the tilt orders[0]; `allowed` is log of what each neglected piece may amount to."""
-    tilt, above = float(orders[0]), orders[1:]
+    composition: Composition, tilt: float, epsilon: float, allowed: float, precision: float, reach: float
+) -> Settings:
+    """Settings for one tilt; `allowed` is log of what each neglected piece may amount to."""
+    orders = _AND_RATIOS[reach >= _AND_RATIOS] * tilt
+    values, above = composition.about_log_moment(orders), orders[1:]
     left = -allowed / tilt
     right = float(np.minimum.reduce((values[1:] - above * epsilon + _log_peak(above) - allowed) / (above - tilt)))
     blur = min(1.0, math.sqrt(2 * precision * max(epsilon, 0.02 / tilt) / (tilt + 1)))
@@ -129,7 +129,7 @@ def _settings(
     fall_off = composition.fall_off(tilt)
     if (unblurred := fall_off.frequency(decay)) < last:
         blur, last = 0.0, min(last, _ROOM * unblurred)
-    return Settings(tilt, max(left, right), blur, last, fall_off, reach)
+    return Settings(tilt, max(left, right), blur, last, fall_off, reach, float(values[0]))
 
 
 @dataclass(eq=False)
@@ -199,7 +199,7 @@ class Inversion:
         pairs = zip(composition.parts, self.stretches, strict=True)
         turned = [_Stretch(part, now.tilt, opposite=own) for part, own in pairs]
         composition.learn(now.tilt, [one.log_moment for one in turned])
-        settings = Settings(now.tilt, now.period, now.blur, now.last, composition.fall_off(now.tilt), now.reach)
+        settings = replace(now, fall_off=composition.fall_off(now.tilt))
         return Inversion(composition, settings, self.is_upper, self.delta, self.epsilon, beside=(self, turned))
 
     def _share(self, other: Inversion, stretches: list[_Stretch]) -> tuple[list[_Stretch], float]:

@@ -201,16 +201,15 @@ class Nodes:
         truncated = cells.log_truncated(power, self.grid)
         return float(np.logaddexp(aliased, truncated)) + _SLACK
 
-    def log_missed(self, orders: Floats) -> Floats:
-        """log of about what the integrals at these orders have beyond the last node.
+    def missed_at(self, order: float) -> float:
+        """log of about what the integral at this order has beyond the last node.
 
         There u is about r, and phi r^(1+z) is a normal density around mu (1+z).
         """
         line = self.grid.line
-        if not self.forward:
-            return np.full(orders.shape, -math.inf)
-        missed = (1 + orders) * (math.log(line.rate) + line.mu**2 / 2 * orders)
-        return np.where(line.mu * (1 + orders) > self.grid.last, missed, -math.inf)
+        if not self.forward or line.mu * (1 + order) <= self.grid.last:
+            return -math.inf
+        return (1 + order) * (math.log(line.rate) + line.mu**2 / 2 * order)
 
     def log_variation(self, order: float) -> float:
         """log of a bound on the total variation of the density of e^(order L) dP over the loss (not normalised).
