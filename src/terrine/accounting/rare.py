@@ -22,7 +22,7 @@ from terrine.accounting.loss_distribution import Losses
 _ROOM = 2.0
 """How far above the least possible t it stands."""
 _MOST_STEPS = 10_000
-"""With more, rounding could eat up the slack in Q(A)."""
+"""With more, the slack in Q(A) would be too much."""
 
 
 class Apart(NamedTuple):
@@ -52,4 +52,5 @@ def apart(composition: Composition, epsilon: float) -> Apart | None:
         log_all += part.times * math.log(whole)
         log_small += part.times * math.log1p(-float(seen[large].sum()) / whole)
     chance = math.exp(log_all) * -math.expm1(log_small)
-    return Apart(Composition(tuple(parts)), chance * (1 - 1e-9), chance * (1 + 1e-9)) if log_small < 0 else None
+    slack = 1e-12 * (100 + 4 * times)  # every step's sums are rounded
+    return Apart(Composition(tuple(parts)), chance * (1 - slack), chance * (1 + slack)) if log_small < 0 else None
