@@ -1,5 +1,7 @@
 """The networks: shapes, sizes, and that nothing in them mixes examples; the private projection and its bill."""
 
+import cmath
+import itertools
 import math
 
 import pytest
@@ -11,11 +13,25 @@ from terrine.errors import InvalidArgument
 from terrine.events import Gaussian, Reproducible
 from terrine.sgd import architectures
 
+
+def _after_some_steps(build):
+    """A network that begins at zero says the same of every example: its head is filled, so that mixing would show."""
+
+    def built():
+        model = build()
+        nn.init.normal_(model.head.weight, std=0.02)
+        return model
+
+    return built
+
+
 NETWORKS = {
     "mlp on pixels": (lambda: architectures.mlp(784), (1, 28, 28), 795_010),
     "mlp on components": (lambda: architectures.mlp(60), (60,), 71_010),
     "tempered cnn, grey": (architectures.tempered_cnn, (1, 28, 28), 26_010),
     "tempered cnn, colour": (lambda: architectures.tempered_cnn(3, 32), (3, 32, 32), 605_226),
+    "wavelet cnn": (_after_some_steps(architectures.WaveletCNN), (1, 28, 28), 29_770),
+    "wavelet cnn, colour": (_after_some_steps(lambda: architectures.WaveletCNN(3, 32)), (3, 32, 32), 40_106),
     "scatter linear": (architectures.scatter_linear, (81, 7, 7), 39_700),
     "scatter linear, colour": (lambda: architectures.scatter_linear(3, 32), (243, 8, 8), 155_530),
     "scatter cnn": (architectures.scatter_cnn, (81, 7, 7), 21_450),
@@ -42,6 +58,49 @@ def test_resnet_18_has_its_published_size():
 def test_an_unknown_image_size_is_refused():
     with pytest.raises(InvalidArgument, match="28"):
         architectures.tempered_cnn(1, 32)
+
+
+def test_an_image_that_does_not_divide_is_refused():
+    with pytest.raises(InvalidArgument, match="multiple of 4"):
+        architectures.WaveletCNN(1, 30)
+
+
+def test_a_wavelet_network_begins_at_the_image_under_each_wavelet():
+    """By the definition: a plane wave under a Gaussian, made to have mean zero, one pixel at a time."""
+    model, x = architectures.WaveletCNN(scales=2, orientations=4), torch.rand(1, 1, 28, 28)
+    real, imaginary = model.waves(x).detach().chunk(2, dim=1)
+    under = nn.functional.pad(x, (3, 3, 3, 3))[0, 0, 10:17, 16:23]
+    for place, (scale, turn) in enumerate(itertools.product(range(2), range(4))):
+        theta, wave, envelope = turn * math.pi / 4, torch.zeros(7, 7, dtype=torch.complex64), torch.zeros(7, 7)
+        for down, right in itertools.product(range(-3, 4), range(-3, 4)):
+            along = right * math.cos(theta) + down * math.sin(theta)
+            envelope[down + 3, right + 3] = math.exp(-(down**2 + right**2) / (2 * (0.8 * 2**scale) ** 2))
+            wave[down + 3, right + 3] = cmath.exp(0.75j * math.pi / 2**scale * along) * envelope[down + 3, right + 3]
+        wave -= wave.sum() / envelope.sum() * envelope
+        assert float(real[0, place, 5, 8]) == pytest.approx(
+            float((under * wave.real).sum() / wave.real.norm()), abs=1e-5
+        )
+        assert float(imaginary[0, place, 5, 8]) == pytest.approx(
+            float((under * wave.imag).sum() / wave.imag.norm()), abs=1e-5
+        )
+
+
+def test_every_weight_of_a_wavelet_network_is_trained_once_its_head_has_left_zero():
+    model, x, y = architectures.WaveletCNN(), torch.rand(8, 1, 28, 28), torch.arange(8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    before = [one.detach().clone() for one in model.parameters()]
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert all(not torch.equal(one, was) for one, was in zip(model.parameters(), before, strict=True))
+
+
+def test_an_empty_image_has_a_slope():
+    """The modulus of nothing must not send NaN into the sums."""
+    model = _after_some_steps(architectures.WaveletCNN)()
+    nn.functional.cross_entropy(model(torch.zeros(1, 1, 28, 28)), torch.tensor([3])).backward()
+    assert all(one.grad.isfinite().all() for one in model.parameters())
 
 
 def test_the_default_tempered_sigmoid_is_tanh_and_others_stay_bounded():
