@@ -116,6 +116,16 @@ def test_claims_of_peers_below_the_truth_are_not_repeated(rate, noise, steps, de
     assert found.upper >= truth * 0.99999
 
 
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps", "delta"),
+    [(0.8244635242129116, 0.30200798053819916, 20_974_585, 1.3e-12), (0.0264, 1.95, 132, 2e-11)],
+    ids=["an upper bound beyond all of the lower one's losses", "nodes only just far enough"],
+)
+def test_a_lower_bound_is_found_near_the_upper_one(rate, noise, steps, delta):
+    found = accounting.bounds(dpsgd(rate, noise, steps), delta=delta)
+    assert found.upper * 0.999 <= found.lower <= found.upper
+
+
 def test_gaussian_dp_is_no_bound_and_we_are_above_it():
     """The central-limit estimate printed by some tools is 73% too small here."""
     assert accounting.bounds(dpsgd(1e-5, 0.4, 1_000_000), delta=1e-5).lower > 3.07

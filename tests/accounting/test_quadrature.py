@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import logsumexp
 
 from terrine.accounting import certified
 from terrine.accounting.quadrature import GOAL, Crowded, Grid, Line, Nodes
@@ -109,12 +110,12 @@ def test_a_transform_is_never_larger_than_its_bound(mu, rate, tilt, forward, sha
     weight /= weight.sum()
     spread = math.sqrt(float(weight @ (nodes.loss - weight @ nodes.loss) ** 2))
     low = share / max(spread, 1e-12)
-    log_moment = math.log(float(nodes.mass @ np.exp(tilt * nodes.loss)))
+    log_moment = float(logsumexp(tilt * nodes.loss, b=nodes.mass))
     try:
         nodes = nodes.refined(tilt, 2 * low, log_moment, highest=tilt)
     except Crowded:
         return
-    log_moment = math.log(float(nodes.mass @ np.exp(tilt * nodes.loss)))
+    log_moment = float(logsumexp(tilt * nodes.loss, b=nodes.mass))
     weight = nodes.mass * np.exp(tilt * nodes.loss - log_moment)
     bound = nodes.tilted(tilt, log_moment).log_decay(low, 2 * low)
     for t in (low, 1.5 * low, 2 * low):

@@ -9,8 +9,9 @@ import pytest
 import torch
 from scipy import stats
 
+from terrine.sgd.kernel import SPARE, add_normals, refine
 from terrine.sgd.noise import Key, Purpose
-from terrine.sgd.normal import BLOCK, refine
+from terrine.sgd.normal import BLOCK, RUN
 
 KEY = Key.seeded(7)
 ALARM = 1e-6  # false-alarm rate of every statistical test here; seeds are fixed, so each either passes or never does
@@ -53,10 +54,41 @@ def test_both_halves_of_a_pair_are_independent():
 
 
 def test_the_tail_is_refined_far_beyond_32_bits():
-    radius = np.array([0.0, 1.0, 1e6], dtype=np.float32)
-    refine(radius, draw().fill)
-    assert 0 < radius[0] < 1 < radius[1] < 2
-    assert radius[2] == 1e6
+    words = np.array([0, 1, 1_000_000], dtype=np.uint32)
+    uniform = words.astype(np.float32)
+    refine(uniform, words, draw().words(SPARE))
+    assert 0 < uniform[0] < 1 < uniform[1] < 2
+    assert uniform[2] == 1e6
+
+
+def test_refined_values_are_uniform_between_whole_ones():
+    words = np.full(SPARE // 2, 3, dtype=np.uint32)
+    refined = np.concatenate([_refined(words, step) for step in range(2_000)])
+    assert stats.kstest(refined, "uniform", args=(3, 1)).pvalue > ALARM
+
+
+def _refined(words, step):
+    uniform = words.astype(np.float32)
+    refine(uniform, words, draw(step).words(SPARE))
+    return uniform
+
+
+def test_pairs_are_those_of_box_and_muller():
+    """Against float64 and the library's functions; a turn is a quarter, and an angle within it."""
+    half = 50_001
+    words = draw().words(2 * half + SPARE)
+    words[:3], words[-SPARE : 2 - SPARE] = (0, 1, 2**32 - 1), 0
+    sums, uniform = np.zeros(2 * half, np.float32), np.empty(half, np.float32)
+    add_normals(sums, words, uniform, np.float32(1), np.float32(0), np.float32(1))
+    radius = np.sqrt(-2 * np.log(np.float64(uniform) / 2**32))
+    turn = words[half : 2 * half].astype(np.int64)
+    within = (turn + 2**29) % 2**30 - 2**29
+    quarter, angle = (turn - within) // 2**30 % 4, within * math.pi / 2**31
+    pair = np.stack([np.cos(angle), np.sin(angle)]) * np.where(quarter & 2, -radius, radius)
+    pair[:, quarter & 1 == 1] = pair[::-1, quarter & 1 == 1]
+    assert radius.max() > 9.5  # a word of 0 is no end of the tail
+    assert np.abs(sums.reshape(2, half) - pair).max() < 2e-6
+    assert stats.kstest(np.arctan2(*pair), "uniform", args=(-math.pi, 2 * math.pi)).pvalue > ALARM
 
 
 def test_an_address_always_gives_the_same_and_no_other_does():
@@ -94,7 +126,7 @@ def test_a_protected_sum_is_noisy_and_lies_on_the_grid(dtype):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_many_sums_are_protected_as_one_whatever_the_threads(threads):
-    sizes = [1, BLOCK - 1, 3, 5 * BLOCK + 7, 70]
+    sizes = [1, BLOCK - 1, 3, 12 * RUN * BLOCK + 7, 70]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     totals = [torch.full((size,), 0.25) for size in sizes]
@@ -112,9 +144,9 @@ def test_two_draws_of_one_address_do_not_share_values():
 
 
 def test_a_thread_that_fails_is_heard(monkeypatch):
-    monkeypatch.setattr("terrine.sgd.normal.Normals._values", lambda *_: 1 / 0)
+    monkeypatch.setattr("terrine.sgd.normal.Normals._add", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        draw().normal(20 * BLOCK)
+        draw().normal(8 * RUN * BLOCK)
 
 
 def test_each_index_is_chosen_with_the_rate():

@@ -1,4 +1,4 @@
-"""Threads of our own: every stretch is done once, failures are heard, and torch keeps its own number of threads."""
+"""Threads of our own: failures are heard, and torch keeps its own number; wide inputs by blocks for one thread."""
 
 import threading
 from functools import partial
@@ -9,7 +9,7 @@ from torch import nn
 
 from terrine.sgd.clipping import clipped_sum
 from terrine.sgd.clipping.contribution import Outer
-from terrine.sgd.threads import spread, stretches
+from terrine.sgd.threads import spread
 
 ROWS, WIDTH = 600, 7_001  # enough numbers for the way by blocks, and not a multiple of anything
 
@@ -20,14 +20,6 @@ def threads(request):
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("rows", [0, 1, 5, 1000])
-def test_stretches_cover_all_rows_once(threads, rows):
-    parts = stretches(rows, least=2)
-    assert [row for start, stop in parts for row in range(start, stop)] == list(range(rows))
-    assert len(parts) <= threads
-    assert len(parts) == 1 or all(stop - start >= 2 for start, stop in parts)
 
 
 def test_torch_is_serial_within_and_as_before_outside(threads):

@@ -9,7 +9,6 @@ replace-one of one.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -56,6 +55,10 @@ _PRECISION, _ROUGH = 2e-5, 5e-3
 """Relative error in epsilon that smoothing may cause, in the answer and while looking around."""
 _SETTLED = 0.03
 """Relative change of epsilon past which the settings that gave it were not made for it."""
+_TOLERANCE = 3e-7
+"""How far log delta may be, on the safe side, from the one asked for."""
+_REACHES = (1.35, 1.1)
+"""How far above the tilt the moments may lie that a lower bound rests on."""
 _TAIL = 1e-5
 """Share of delta that may escape through the atoms' tails."""
 _STEEP = 150.0
@@ -145,28 +148,20 @@ class _Account:
 
     def __init__(self, event: Event) -> None:
         self._pairs: dict[tuple[Event, Cells, bool], Pair] = {}
-        self._lines: dict[Event, Line] = {}
         self._on_nodes: dict[bool, Composition] = {}
         self.curve: Inversion | None = None
         self.mu_squared = 0.0
-        self.lattice: Counter[DiscreteGaussian] = Counter()
-        self.others: Counter[Event] = Counter()
+        self.lattice: dict[DiscreteGaussian, int] = {}
+        self.others: dict[Event, int] = {}
         for leaf, times in _priced(event):
             match leaf:
                 case Gaussian(noise=noise):
                     self.mu_squared += times / noise**2
                 case DiscreteGaussian(noise=noise, sensitivity=steps) if noise * steps > LARGEST_LISTED:
-                    self.lattice[leaf] += times
+                    self.lattice[leaf] = self.lattice.get(leaf, 0) + times
                 case _:
-                    self.others[leaf] += times
-                    self._draw(leaf)
-
-    def _draw(self, leaf: Event) -> None:
-        """A line for a sampled Gaussian, unless its noise is so small that nodes would lie too close together."""
-        match leaf:
-            case PoissonSampled(event=Gaussian(noise=noise), rate=rate, neighbours=Neighbours.ADD_REMOVE):
-                if noise > _LEAST_NOISE:
-                    self._lines[leaf] = Line(1 / noise, rate)
+                    self.others[leaf] = self.others.get(leaf, 0) + times
+        self._lines = [_line(leaf) for leaf in self.others]
 
     @property
     def closed_form(self) -> _SampledGaussian | None:
@@ -184,13 +179,15 @@ class _Account:
     @property
     def has_nodes(self) -> bool:
         """Whether nodes serve any part."""
-        return bool(self._lines)
+        return any(self._lines)
 
     @property
     def directions(self) -> tuple[bool, ...]:
         """Which sides must be looked at: forward, and backward unless every part is symmetric."""
-        lopsided = any(isinstance(leaf, PoissonSampled | FixedSizeSampled) for leaf in self.others)
-        return (True, False) if lopsided else (True,)
+        for leaf in self.others:
+            if isinstance(leaf, (PoissonSampled, FixedSizeSampled)):
+                return True, False
+        return (True,)
 
     def composition(
         self, side: Side, width: float, delta: float, forward: bool, tail: float = _TAIL, *, nodes: bool = True
@@ -199,9 +196,9 @@ class _Account:
         if nodes and forward in self._on_nodes:
             return self._on_nodes[forward]
         parts = []
-        for leaf, times in self.others.items():
-            if nodes and leaf in self._lines:
-                parts.append(Part(Losses.at(Nodes.of(self._lines[leaf], forward=forward)), times))
+        for (leaf, times), line in zip(self.others.items(), self._lines, strict=True):
+            if nodes and line is not None:
+                parts.append(Part(Losses.at(Nodes.of(line, forward=forward)), times))
             else:
                 cells = Cells(width, tail * delta / (times * len(self.others)))
                 parts.append(Part(self._losses(leaf, cells, side, forward), times))
@@ -266,14 +263,18 @@ class _Account:
         fine = scout if exact else self.composition(side, _FINE, delta, forward, tail, nodes=nodes)
         if fine.escaped >= delta:
             return fine.largest, 0.0
+        near = near if near < scout.largest else 0.0  # beyond all losses there is no saddle
         tilt, guess = (saddle_at(scout, near), near) if near else saddle(scout, _left(scout, delta))
         if tilt * guess > _STEEP:  # a coarse guess would be many widths of the integrand away
             scout = fine
             tilt, guess = (saddle_at(fine, near), near) if near else saddle(fine, _left(fine, delta))
         for _ in range(4):
-            settings = choose(scout, tilt, guess, delta, _PRECISION if exact else _ROUGH)
-            curve = Inversion(scout, settings, is_upper or not exact, delta, guess)
-            better = _root(curve, delta, guess)
+            if exact and not is_upper:
+                curve = _from_below(scout, tilt, guess, delta)
+            else:
+                settings = choose(scout, tilt, guess, delta, _PRECISION if exact else _ROUGH)
+                curve = Inversion(scout, settings, True, delta, guess)
+            better = _crossing(curve, delta, guess)
             close = abs(better - guess) * tilt < (1.0 if exact else 0.3)
             guess = better
             if close:
@@ -281,14 +282,13 @@ class _Account:
             tilt = saddle_at(scout, guess)
         for _ in range(0 if exact else 3):
             curve = Inversion(fine, choose(scout, tilt, guess, delta, _PRECISION), is_upper, delta, guess)
-            before, guess = guess, _root(curve, delta, guess)
+            before, guess = guess, _crossing(curve, delta, guess)
             if abs(guess - before) <= _SETTLED * guess:
                 break  # else what may be neglected was chosen for another epsilon
             scout, tilt = fine, saddle_at(fine, guess)
         self.curve = curve
-        found = _outward(curve, delta, guess, is_upper)
-        doubt = curve.doubt_at(found)
-        return (min(found, fine.largest) if is_upper else max(found, _from_largest(fine, delta))), doubt
+        doubt = curve.doubt_at(guess)
+        return (min(guess, fine.largest) if is_upper else max(guess, _from_largest(fine, delta))), doubt
 
     def delta(self, epsilon: float, side: Side, near: float | None = None) -> float:
         if self.closed_form is not None:
@@ -338,7 +338,10 @@ class _Account:
         if epsilon >= scout.largest:
             return scout.escaped, 0.0
         fine = scout if scout.all_nodes else self.composition(side, _FINE, scale, forward, nodes=nodes)
-        curve = Inversion(fine, choose(scout, tilt, epsilon, scale, _PRECISION), side is upper, scale, epsilon)
+        if scout.all_nodes and side is not upper:
+            curve = _from_below(scout, tilt, epsilon, scale)
+        else:
+            curve = Inversion(fine, choose(scout, tilt, epsilon, scale, _PRECISION), side is upper, scale, epsilon)
         self.curve = curve
         value = curve(epsilon)
         return (min(1.0, value) if side is upper else max(0.0, value)), curve.doubt_at(epsilon)
@@ -365,6 +368,14 @@ class _Account:
         return 1.0
 
 
+def _line(leaf: Event) -> Line | None:
+    """A line for a sampled Gaussian, unless its noise is so small that nodes would lie too close together."""
+    match leaf:
+        case PoissonSampled(event=Gaussian(noise=noise), rate=rate, neighbours=Neighbours.ADD_REMOVE):
+            return Line(1 / noise, rate) if noise > _LEAST_NOISE else None
+    return None
+
+
 def _priced(event: Event) -> Iterator[tuple[Event, int]]:
     """The event's leaves, each in the form that a pair is known for."""
     for leaf, times in leaves(event):
@@ -388,11 +399,28 @@ def _left(composition: Composition, delta: float) -> float:
     return max(delta - composition.escaped, 1e-3 * delta)
 
 
-def _root(curve: Inversion, delta: float, guess: float) -> float:
-    """Where `curve` crosses `delta`, near `guess`; 0 where it does not reach it."""
+def _from_below(scout: Composition, tilt: float, epsilon: float, delta: float) -> Inversion:
+    """A lower bound on nodes: they reach above the tilt, if not far then less far, and moments there say how finely.
+
+    Raises:
+        Crowded: they would be too many.
+    """
+    for reach in _REACHES:
+        with suppress(Crowded):
+            curve = Inversion(scout, choose(scout, tilt, epsilon, delta, _PRECISION, reach), False, delta, epsilon)
+            settings = choose(curve.composition, tilt, epsilon, delta, _PRECISION, reach)
+            if settings.period <= curve.settings.period:
+                return curve
+            return Inversion(curve.composition, settings, False, delta, epsilon)
+    raise Crowded
+
+
+def _crossing(curve: Inversion, delta: float, guess: float) -> float:
+    """Where `curve` crosses `delta`, near `guess`, on the side where it proves that; 0 where it does not reach it."""
+    outward = -0.5 * _TOLERANCE if curve.is_upper else 0.5 * _TOLERANCE
 
     def excess(value: float) -> float:
-        return math.log(max(curve(value), 1e-300) / delta)
+        return math.log(max(curve(value), 1e-300) / delta) - outward
 
     tilt = curve.settings.tilt
     low = max(guess, 0.02 / tilt)
@@ -402,12 +430,12 @@ def _root(curve: Inversion, delta: float, guess: float) -> float:
         if not -0.5 * low < step < 0.5 * low + 1 / tilt:
             break
         there = excess(low + step)
-        if abs(there) < 1e-9:
+        if abs(there) < 0.4 * _TOLERANCE:
             return low + step
         if step and 0.3 * tilt < (here - there) / step < 3 * tilt:
             slope = (here - there) / step
         low, here = low + step, there
-    return _bracketed_root(excess, max(guess, 0.02 / tilt), 0.02 / tilt)
+    return _outward(curve, delta, _bracketed_root(excess, max(guess, 0.02 / tilt), 0.02 / tilt))
 
 
 def _bracketed_root(excess: Callable[[float], float], guess: float, step: float) -> float:
@@ -425,16 +453,16 @@ def _bracketed_root(excess: Callable[[float], float], guess: float, step: float)
     return float(brentq(excess, low, high, xtol=1e-11 * high, rtol=1e-10))
 
 
-def _outward(curve: Inversion, delta: float, found: float, is_upper: bool) -> float:
+def _outward(curve: Inversion, delta: float, found: float) -> float:
     """`found`, moved by ulps until the certified curve confirms it."""
     step = max(found, 1e-300) * 1e-12
     for _ in range(200):
         value = curve(found)
-        if (value <= delta) if is_upper else (found == 0 or value >= delta):
+        if (value <= delta) if curve.is_upper else (found == 0 or value >= delta):
             return found
-        found = found + step if is_upper else max(0.0, found - step)
+        found = found + step if curve.is_upper else max(0.0, found - step)
         step *= 2
-    return math.inf if is_upper else 0.0
+    return math.inf if curve.is_upper else 0.0
 
 
 def _from_largest(composition: Composition, delta: float) -> float:

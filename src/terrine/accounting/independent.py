@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -73,7 +73,7 @@ class Composition:
         """The other direction of parts that are all on nodes, on the same ones."""
         turned = ((part.losses.nodes, part.times) for part in self.parts)
         parts = tuple(Part(Losses.at(nodes.opposite()), times) for nodes, times in turned if nodes is not None)
-        return replace(self, parts=parts)
+        return Composition(parts, self.gaussian, self.lattice, self.lattice_limit)
 
     @property
     def all_nodes(self) -> bool:
@@ -119,29 +119,43 @@ class Composition:
     def _flat(self) -> _Flat:
         return _Flat(self.parts)
 
-    def log_moment(self, orders: Floats) -> Floats:
-        """log M at each of `orders`."""
-        total: Floats = (self.gaussian + self.lattice) * orders * (orders + 1) / 2
+    def about_log_moment(self, orders: Floats) -> Floats:
+        """log M at each of `orders`, or about that where nodes do not reach: for a choice, not for a proof."""
+        total = self._smooth(orders)
         if self.parts:
-            total = total + self._flat.log_moments(orders) @ self._flat.times
+            moments = self._flat.log_moments(orders)
+            self.learn(float(orders[0]), moments[0].tolist())  # the one that is asked for again
+            for own, part in zip(moments.T, self.parts, strict=True):
+                if part.losses.nodes and (missed := part.losses.nodes.log_missed(orders)) is not None:
+                    np.logaddexp(own, missed, out=own)
+            total = total + moments @ self._flat.times
         return total
 
     def log_moments_above(self, orders: Floats) -> Floats:
         """Upper bounds on log M at each of `orders`."""
-        total: Floats = self.log_moment(orders) * (1 + 1e-12)
-        if any(part.losses.nodes for part in self.parts):
+        total = self._smooth(orders)
+        if self.parts:
             moments = self._flat.log_moments(orders)
+            total = (total + moments @ self._flat.times) * (1 + 1e-12)
             for part, own in zip(self.parts, moments.T, strict=True):
                 if (nodes := part.losses.nodes) is not None:
                     error = np.array([nodes.log_error(order) for order in orders])
                     total = total + part.times * np.logaddexp(0.0, error - own)
         return total
 
+    def _smooth(self, orders: Floats) -> Floats:
+        smooth: Floats = (self.gaussian + self.lattice) * orders * (orders + 1) / 2
+        return smooth
+
     def log_moments(self, order: float) -> list[float]:
         """log E[e^(order L)] of each part."""
         if order not in self._known_moments:
             self._known_moments[order] = self._flat.log_moments(np.array([order]))[0].tolist() if self.parts else []
         return self._known_moments[order]
+
+    def learn(self, order: float, log_moments: list[float]) -> None:
+        """Remember each part's log E[e^(order L)]."""
+        self._known_moments[order] = log_moments
 
     def fall_off(self, order: float) -> FallOff:
         """How fast the moment function must fall with the frequency, at this tilt."""
@@ -163,47 +177,66 @@ class Composition:
             spread += part.times * max(0.0, second / total - own**2)
         return value, mean, spread
 
+    @property
+    def about_variance(self) -> float:
+        """The loss's variance, or about that: a place to begin."""
+        if not self.all_nodes:
+            return self.cumulants(0.0)[2]
+        own = sum(part.times * part.losses.nodes.about_variance for part in self.parts if part.losses.nodes is not None)
+        return self.gaussian + self.lattice + own
+
 
 class _Flat:
     """All parts end to end, so that sums over each of them run in one sweep."""
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
-        losses = [part.losses for part in parts]
-        self.loss = np.concatenate([one.loss for one in losses]) if len(losses) > 1 else losses[0].loss
-        self.mass = np.concatenate([one.mass for one in losses]) if len(losses) > 1 else losses[0].mass
-        self.sizes = np.array([one.loss.size for one in losses])
-        self.starts = np.cumsum(self.sizes) - self.sizes
+        self.alone = len(parts) == 1
         self.times = np.array([part.times for part in parts], dtype=float)
-        self.escaped = np.array([one.escaped for one in losses])
+        if self.alone:
+            losses = parts[0].losses
+            self.loss, self.mass, self.escaped = losses.loss, losses.mass, np.array(losses.escaped)
+            return
+        self.loss = np.concatenate([part.losses.loss for part in parts])
+        self.mass = np.concatenate([part.losses.mass for part in parts])
+        self.escaped = np.array([part.losses.escaped for part in parts])
+        self.sizes = np.array([part.losses.loss.size for part in parts])
+        self.starts = np.cumsum(self.sizes) - self.sizes
 
     @cached_property
     def powers(self) -> Floats:
         """Masses, times the loss, times its square."""
-        first = self.mass * self.loss
-        return np.stack([self.mass, first, first * self.loss])
+        powers = np.empty((3, self.mass.size))
+        powers[0] = self.mass
+        np.multiply(self.mass, self.loss, out=powers[1])
+        np.multiply(powers[1], self.loss, out=powers[2])
+        return powers
 
     def log_moments(self, orders: Floats) -> Floats:
         """log E[e^(order L)] for each order and part, small ones to full relative precision."""
         exponent = orders[:, None] * self.loss
-        if exponent.max() < 30:
-            moved: Floats = np.add.reduceat(np.expm1(exponent) * self.mass, self.starts, axis=1)
-            return np.asarray(np.log1p(moved - self.escaped), dtype=float)
+        if np.maximum.reduce(exponent, axis=None) < 30:
+            moved = np.expm1(exponent)
+            if self.alone:
+                own = (moved @ self.mass)[:, None]
+            else:
+                own = np.add.reduceat(moved * self.mass, self.starts, axis=1)
+            return np.asarray(np.log1p(own - self.escaped), dtype=float)
         top, sums = self.sums(exponent, self.mass)
         result: Floats = top + np.log(sums)
         return result
 
     def tilted(self, order: float) -> list[list[float]]:
         """For each part: the largest exponent order L, and the sums of mass L^k e^(order L - largest), k = 0, 1, 2."""
-        if self.sizes.size == 1:
+        if self.alone:
             exponent = order * self.loss
-            top = float(exponent.max())
+            top = float(np.maximum.reduce(exponent))
             return [[top, *(self.powers @ np.exp(exponent - top)).tolist()]]
         tops, sums = self.sums(order * self.loss[None, :], self.powers)
         return [[*one] for one in zip(tops[0].tolist(), *sums.tolist(), strict=True)]
 
     def sums(self, exponent: Floats, mass: Floats) -> tuple[Floats, Floats]:
         """Per row and part: the largest exponent, and the sum of mass e^(exponent - largest)."""
-        if self.sizes.size == 1:
+        if self.alone:
             top = exponent.max(axis=1, keepdims=True)
             return top, (np.exp(exponent - top) * mass).sum(axis=1, keepdims=True)
         top = np.maximum.reduceat(exponent, self.starts, axis=1)

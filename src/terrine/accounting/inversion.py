@@ -24,7 +24,7 @@ in between, a bound on |M| from pairs of nearby losses lets long stretches be sk
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -56,7 +56,7 @@ _SKIPPED = 0.5
 """Frequencies are skipped down to this share of the last one, and again."""
 _WORTH_SKIPPING = 50_000
 """Below this many terms of a transform, summing them all is cheaper than proving that some may be skipped."""
-_FEW = 8192
+_FEW = 16_384
 """Up to this many, sines are cheaper than the bookkeeping that saves them."""
 _MOST_BINS = 100_000
 """Past this many bins a bound on a transform is not worth its time."""
@@ -64,13 +64,17 @@ _MOST_BINS = 100_000
 
 @dataclass(frozen=True)
 class Settings:
-    """Where and how finely to sum: the tilt c, the period 2 pi/D, the blur b, the last frequency, what lies beyond."""
+    """Where and how finely to sum: the tilt c, the period 2 pi/D, the blur b, the last frequency, what lies beyond.
+
+    Moments were looked at up to `reach` times the tilt; a lower bound rests on some of them, too.
+    """
 
     tilt: float
     period: float
     blur: float
     last: float
     fall_off: FallOff
+    reach: float
 
     @property
     def step(self) -> float:
@@ -80,38 +84,40 @@ class Settings:
 _RATIOS = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 16.0, 32.0])
 """Orders above the tilt at which Chernoff's bound is tried, as multiples of it."""
 _AND_RATIOS = np.concatenate([[1.0], _RATIOS])
-_TILTS, _ONE_TILT = np.array([1.0, 0.8, 0.6, 0.4]), np.ones(1)
+_LOWER_TILTS = (0.8, 0.6, 0.4)
+_LONG = 2.0
+"""As many times as long as it must be, a period on nodes is worth the search for another tilt."""
 
 
-def choose(composition: Composition, tilt: float, epsilon: float, delta: float, precision: float) -> Settings:
+def choose(
+    composition: Composition, tilt: float, epsilon: float, delta: float, precision: float, reach: float = 4.0
+) -> Settings:
     """Settings near `tilt` that need the fewest terms for a relative error of about `precision` in epsilon."""
-    tilts = tilt * (_ONE_TILT if composition.all_nodes else _TILTS)
-    orders = _AND_RATIOS * tilts[:, None]
-    values = composition.log_moment(orders.ravel()).reshape(orders.shape)
-    candidates = [
-        _settings(composition, orders[i], values[i], epsilon, math.log(_SPARE * delta), precision)
-        for i in range(tilts.size)
-    ]
-    if len(candidates) == 1:
-        return candidates[0]
+    allowed = math.log(_SPARE * delta)
+
+    def at(ratio: float) -> tuple[float, Settings]:
+        orders = _AND_RATIOS[reach >= _AND_RATIOS] * (ratio * tilt)
+        values = composition.about_log_moment(orders)
+        found = _settings(composition, orders, values, epsilon, allowed, precision, reach)
+        size = float(values[0]) - found.tilt * epsilon + math.log(rounding + 1e-300) - math.log1p(found.tilt)
+        # log of the number of terms, and of how far rounding would rise above a small share of delta
+        return math.log(found.period * found.last) + 3 * max(0.0, size - math.log(1e-5 * delta)), found
+
     rounding = sum(part.times for part in composition.parts) * _TYPICAL_ERROR
-    floor = math.log(1e-5 * delta)
-
-    def dearness(i: int) -> float:
-        """log of the number of terms, and of how far rounding would rise above a small share of delta."""
-        size = float(values[i, 0]) - tilts[i] * epsilon + math.log(rounding + 1e-300) - math.log1p(tilts[i])
-        return math.log(candidates[i].period * candidates[i].last) + 3 * max(0.0, float(size) - floor)
-
-    return candidates[min(range(len(candidates)), key=dearness)]
+    first = at(1.0)
+    if composition.all_nodes and first[1].period * tilt < -_LONG * allowed:
+        return first[1]
+    return min([first, *(at(ratio) for ratio in _LOWER_TILTS)], key=lambda one: one[0])[1]
 
 
 def _settings(
-    composition: Composition, orders: Floats, values: Floats, epsilon: float, allowed: float, precision: float
-) -> Settings:
+    composition: Composition, orders: Floats, values: Floats, epsilon: float, allowed: float, precision: float,
+    reach: float,
+) -> Settings:  # fmt: skip
     """Settings for the tilt orders[0]; `allowed` is log of what each neglected piece may amount to."""
     tilt, above = float(orders[0]), orders[1:]
     left = -allowed / tilt
-    right = float(np.min((values[1:] - above * epsilon + _log_peak(above) - allowed) / (above - tilt)))
+    right = float(np.minimum.reduce((values[1:] - above * epsilon + _log_peak(above) - allowed) / (above - tilt)))
     blur = min(1.0, math.sqrt(2 * precision * max(epsilon, 0.02 / tilt) / (tilt + 1)))
     decay = max(2.0, float(values[0]) - tilt * epsilon - allowed)
     last = math.sqrt(2 * decay / (blur**2 + composition.gaussian))
@@ -121,7 +127,7 @@ def _settings(
     fall_off = composition.fall_off(tilt)
     if (unblurred := fall_off.frequency(decay)) < last:
         blur, last = 0.0, min(last, _ROOM * unblurred)
-    return Settings(tilt, max(left, right), blur, last, fall_off)
+    return Settings(tilt, max(left, right), blur, last, fall_off, reach)
 
 
 @dataclass(eq=False)
@@ -133,8 +139,8 @@ class Inversion:
     is_upper: bool
     delta: float
     epsilon: float
-    beside: Inversion | None = None
-    """The other direction's, with nodes and powers to share."""
+    beside: tuple[Inversion, list[_Stretch]] | None = None
+    """The other direction's, with nodes and powers to share, and this one's parts on them."""
     stretches: list[_Stretch] = field(init=False)
     stop: float = field(init=False)
     frequency: Floats = field(init=False)
@@ -148,20 +154,21 @@ class Inversion:
 
     def __post_init__(self) -> None:
         now = self.settings
-        self.stretches, self.stop = self._serve() if self.beside is None else self._share(self.beside)
+        self.stretches, self.stop = self._serve() if self.beside is None else self._share(*self.beside)
         if self.beside is None:
             self.frequency = now.step * np.arange(math.ceil(self.stop / now.step) + 1, dtype=np.float64)
             self.common = self._common()
         else:
-            self.frequency, self.common = self.beside.frequency, self.beside.common
-        log_value, doubt = self.common.copy(), np.zeros(self.frequency.size)
+            self.frequency, self.common = self.beside[0].frequency, self.beside[0].common
+        log_size, angle, doubt = self.common.real.copy(), self.common.imag.copy(), np.zeros(self.frequency.size)
         for stretch in self.stretches:
             change = stretch.transform(now.step, doubt.size)
-            size = np.maximum(np.abs(1 + change), 1e-280)
+            size, log_own, turned = _one_plus(change)
             doubt += stretch.times * np.log1p(stretch.error(self.frequency) / size)
-            log_value += stretch.times * (stretch.log_moment + _log_one_plus(change, size))
-        self.angle = log_value.imag
-        self._scale(log_value.real, doubt)
+            log_size += stretch.times * (log_own + stretch.log_moment)
+            angle += stretch.times * turned
+        self.angle = angle
+        self._scale(log_size, doubt)
 
     def _common(self) -> Complexes:
         """log of the integrand at epsilon 0 but for the parts' moments, which is the same in both directions."""
@@ -174,7 +181,7 @@ class Inversion:
     def _scale(self, log_size: Floats, doubt: Floats) -> None:
         """Sizes over a common scale, and the rounding error over it at epsilon 0 and for each unit of epsilon."""
         at_most = log_size + doubt
-        self.top = float(at_most.max())
+        self.top = float(np.maximum.reduce(at_most))
         self.size = np.exp(log_size - self.top)
         powers = np.exp(at_most - self.top) @ -np.expm1(-doubt)
         phases = self.size @ (4 + np.abs(self.angle) + np.abs(log_size))
@@ -187,11 +194,14 @@ class Inversion:
         Raises:
             Crowded: they do not serve it.
         """
-        composition = self.composition.opposite()
-        settings = replace(self.settings, fall_off=composition.fall_off(self.settings.tilt))
-        return Inversion(composition, settings, self.is_upper, self.delta, self.epsilon, beside=self)
+        composition, now = self.composition.opposite(), self.settings
+        pairs = zip(composition.parts, self.stretches, strict=True)
+        turned = [_Stretch(part, now.tilt, opposite=own) for part, own in pairs]
+        composition.learn(now.tilt, [one.log_moment for one in turned])
+        settings = Settings(now.tilt, now.period, now.blur, now.last, composition.fall_off(now.tilt), now.reach)
+        return Inversion(composition, settings, self.is_upper, self.delta, self.epsilon, beside=(self, turned))
 
-    def _share(self, other: Inversion) -> tuple[list[_Stretch], float]:
+    def _share(self, other: Inversion, stretches: list[_Stretch]) -> tuple[list[_Stretch], float]:
         """Where the other one stopped, and its nodes under this tilt."""
         tilt, last = self.settings.tilt, self.settings.last
         moments = self.composition.log_moments(tilt)
@@ -201,8 +211,7 @@ class Inversion:
         nodes = [part.losses.nodes for part in self.composition.parts]
         if not all(one and one.serve(tilt, last, moment) for one, moment in zip(nodes, moments, strict=True)):
             raise Crowded
-        pairs = zip(self.composition.parts, other.stretches, strict=True)
-        return [_Stretch(part, tilt, opposite=own) for part, own in pairs], last
+        return stretches, last
 
     def _serve(self) -> tuple[list[_Stretch], float]:
         """Find where to stop, and give the parts nodes that serve up to there; again, if moments change much."""
@@ -229,13 +238,14 @@ class Inversion:
     ) -> list[_Stretch]:
         """All parts under the tilt, on nodes that serve up to `stop`, which the composition keeps."""
         tilt = self.settings.tilt
-        highest = tilt if self.is_upper else 2 * tilt  # a lower bound needs Chernoff's bounds, too
+        highest = tilt if self.is_upper else min(2.0, self.settings.reach) * tilt
         parts, stretches = [], []
         for part, density, moment in zip(self.composition.parts, densities, moments, strict=True):
             refined = part.refined(tilt, stop, moment, highest=highest)
             parts.append(refined)
             stretches.append(density if isinstance(density, _Stretch) else _Stretch(refined, tilt))
-        self.composition = replace(self.composition, parts=tuple(parts))
+        known = self.composition
+        self.composition = Composition(tuple(parts), known.gaussian, known.lattice, known.lattice_limit)
         return stretches
 
     def __call__(self, epsilon: float) -> float:
@@ -245,6 +255,8 @@ class Inversion:
             return 1.0 if self.is_upper else 0.0
         total = math.exp(log_scale) * float(self.size @ np.cos(self.angle - self.frequency * epsilon))
         doubt = self.doubt_at(epsilon)
+        if math.isnan(total + doubt):
+            return 1.0 if self.is_upper else 0.0
         if self.is_upper:
             return min(1.0, total + doubt + self.composition.escaped)
         return total - doubt - self._aliases(epsilon) + self.composition.escaped * (1 - 1e-9)
@@ -341,17 +353,17 @@ class _Stretch:
 
     def __init__(self, part: Part, tilt: float, opposite: _Stretch | None = None) -> None:
         self.times, self.tilt, self._opposite = part.times, tilt, opposite
-        self.powers: tuple[Complexes, Complexes] | None = None
+        self.halves: tuple[Floats, Floats] | None = None
         losses = part.losses
         self.nodes = losses.nodes
         exponent = tilt * losses.loss
-        top = max(0.0, float(exponent.max()))
+        top = max(0.0, float(np.maximum.reduce(exponent)))
         grown = losses.mass * np.exp(exponent - top)
         if top < 30:
             moved = losses.mass * np.expm1(exponent)
-            self.log_moment = math.log1p(float(moved.sum()) - losses.escaped)
+            self.log_moment = math.log1p(float(np.add.reduce(moved)) - losses.escaped)
             moment = math.exp(self.log_moment - top)
-            self.moved = float(np.abs(moved).sum()) * math.exp(-self.log_moment)
+            self.moved = float(np.add.reduce(np.abs(moved))) * math.exp(-self.log_moment)
         else:
             moment = float(grown.sum())
             self.log_moment = top + math.log(moment)
@@ -364,26 +376,35 @@ class _Stretch:
         self.mean_size = float(self.mass @ np.abs(self.loss))
 
     def transform(self, step: float, count: int) -> Complexes:
-        """E[e^(itL)] - 1 under the tilt at t = k step: one matrix product, as e^(i(a + Bb)x) = e^(iax) e^(iBbx)."""
-        coarse, fine = self._powers_less_one(step, count)
-        fine = fine * self.mass
-        total: Complexes = np.zeros((), dtype=complex)
-        for first in range(0, self.size, _BLOCK):
-            block = slice(first, first + _BLOCK)
-            total = total + coarse[:, block] @ fine[:, block].T + fine[:, block].sum(axis=1)
-            total += (coarse[:, block] @ self.mass[block])[:, None]
-        return total.ravel()[:count]
+        """E[e^(itL)] - 1 under the tilt at t = k step, k < count."""
+        if count * self.size < _FEW:
+            squares, products = self._half_angles(step, count)
+            result = np.empty(count, dtype=complex)
+            result.real = -2 * (squares @ self.mass)
+            result.imag = 2 * (products @ self.mass)
+            return result
+        return self._factored(step, count)
 
-    def _powers_less_one(self, step: float, count: int) -> tuple[Complexes, Complexes]:
-        """e^(i k step rows L) - 1 and e^(i k step L) - 1, few enough to be kept for the opposite direction or not."""
-        if self._opposite is not None and (kept := self._opposite.powers) is not None:
-            return kept[0].conj(), kept[1].conj()
+    def _half_angles(self, step: float, count: int) -> tuple[Floats, Floats]:
+        """s^2 and s c of every angle's half: e^(ia) - 1 = 2 (-s^2 + i s c). The opposite direction's differ in sign."""
+        if self._opposite is not None and (kept := self._opposite.halves) is not None:
+            return kept[0], -kept[1]
+        tangent = np.tan(np.multiply.outer(np.arange(count, dtype=float), 0.5 * step * self.loss))
+        products = tangent / (1 + tangent * tangent)  # of all the functions, numpy's fastest is the tangent
+        self.halves = tangent * products, products
+        return self.halves
+
+    def _factored(self, step: float, count: int) -> Complexes:
+        """By one matrix product, as e^(i(a + Bb)x) = e^(iax) e^(iBbx)."""
         rows = max(1, math.ceil(math.sqrt(count)))
         columns, angle = math.ceil(count / rows), step * self.loss
-        powers = _powers_less_one(rows * angle, columns), _powers_less_one(angle, rows)
-        if rows * self.size < _FEW:
-            self.powers = powers
-        return powers
+        coarse, fine = _powers_less_one(rows * angle, columns), _powers_less_one(angle, rows) * self.mass
+        total: Complexes = np.zeros((columns, rows), dtype=complex)
+        for first in range(0, self.size, _BLOCK):
+            block = slice(first, first + _BLOCK)
+            total += (1 + coarse[:, block]) @ fine[:, block].T
+            total += (coarse[:, block] @ self.mass[block])[:, None]
+        return total.ravel()[:count]
 
     def error(self, t: Floats) -> Floats:
         """A bound on the rounding error of `transform`, and of the moment and the atoms that it stands on."""
@@ -394,12 +415,12 @@ class _Stretch:
         fixed = 2 * _DROPPED + terms * self.moved + phases * self.tilt
         if self.nodes is not None:  # at t, at 0, and in the sum of all masses
             fixed += 2 * GOAL + self.nodes.mass_error
+        if t[-1] * self.mean_size < 2:  # E|e^(itL) - 1| <= t E|L|
+            return fixed + (phases + 3 * terms * self.mean_size) * t
         return np.asarray(fixed + phases * t + 3 * terms * self._size_above(t), dtype=float)
 
     def _size_above(self, t: Floats) -> Floats:
         """A bound on E|e^(itL) - 1|, rising with t."""
-        if t[-1] * self.mean_size < 2:
-            return t * self.mean_size
         at = float(t[-1]) * _OCTAVES
         size: Floats = np.minimum(2.0, at[:, None] * np.abs(self.loss)) @ self.mass
         return size[np.minimum(np.searchsorted(at, t), at.size - 1)]
@@ -436,26 +457,20 @@ def _log_peak(order: Floats) -> Floats:
     return peak
 
 
-def _log_one_plus(value: Complexes, size: Floats) -> Complexes:
-    """log(1 + value), precise for small ones; `size` is |1 + value|, or something negligible where that vanishes."""
-    square = value.real * (2 + value.real) + value.imag**2  # |1 + value|^2 - 1
-    result = np.empty_like(value)
-    result.real = 0.5 * np.log1p(np.maximum(square, -0.5))
-    if square.min() < -0.5:
-        result.real = np.where(square > -0.5, result.real, np.log(size))
-    result.imag = np.arctan2(value.imag, 1 + value.real)
-    return result
+def _one_plus(value: Complexes) -> tuple[Floats, Floats, Floats]:
+    """|1 + value|, its logarithm, precise where `value` is small, and its angle; a size of 0 counts as 1e-280."""
+    real, imaginary = value.real, value.imag
+    beyond = real * (2 + real) + imaginary * imaginary  # |1 + value|^2 - 1
+    angle = np.arctan2(imaginary, 1 + real)
+    if np.minimum.reduce(beyond) > -0.5:
+        return np.sqrt(1 + beyond), 0.5 * np.log1p(beyond), angle
+    size = np.maximum(np.abs(1 + value), 1e-280)
+    return size, np.where(beyond > -0.5, 0.5 * np.log1p(np.maximum(beyond, -0.5)), np.log(size)), angle
 
 
 def _powers_less_one(angle: Floats, count: int) -> Complexes:
     """e^(i k angle) - 1 for k < count; (1+a)(1+b) - 1 = a + b + ab keeps small ones precise."""
     result = np.empty((count, angle.size), dtype=complex)
-    if count * angle.size < _FEW:
-        half = np.arange(count)[:, None] * (0.5 * angle)
-        sine = np.sin(half)
-        result.real = -2 * sine * sine
-        result.imag = 2 * sine * np.cos(half)
-        return result
     result[0] = 0.0
     done = 1
     while done < count:

@@ -23,12 +23,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 Floats = NDArray[np.float64]
+Angles = TypeVar("Angles", float, Floats)
 
 _EDGE = 9.8
 """Beyond it a normal variable has less than 1e-22 of its mass."""
@@ -49,6 +51,7 @@ _MOST_BINS = 20_000
 """Past this many bins a bound on a transform is not worth its time."""
 _SLACK = 1e-6
 """Covers the rounding of logarithms that bound something."""
+_ROOT_2 = math.sqrt(2)
 _LOG_ROOT_2_PI = 0.5 * math.log(2 * math.pi)
 _LOG_BEFORE = float(log_ndtr(-_EDGE))
 _GENEROUS = 1.25
@@ -153,6 +156,11 @@ class Nodes:
         return self.grid.line.rate * math.erf(self.grid.line.mu / math.sqrt(8))
 
     @property
+    def about_variance(self) -> float:
+        """log(1 + chi^2): the loss's variance where that is small, and no more than a hint where it is not."""
+        return math.log1p(self.grid.line.rate**2 * math.expm1(min(self.grid.line.mu**2, 700.0)))
+
+    @property
     def rounding(self) -> float:
         """Relative error of a node's mass and tilt, in units of 2^-53."""
         return 4 * max(self.grid.first**2, self.grid.last**2)
@@ -160,10 +168,12 @@ class Nodes:
     @property
     def mass_error(self) -> float:
         """A bound on |sum of all masses - 1|; here N = e^(a^2/2)."""
-        step, exponent = self.grid.step, 2 * math.pi * self.strip / self.grid.step
-        ends = -self.grid.first, self.grid.last - (self.grid.line.mu if self.forward else 0.0)
-        tails = sum(math.erfc(end / math.sqrt(2)) + step * math.exp(-(end**2) / 2) for end in ends)
-        return (2 * math.exp(self.strip**2 / 2 - exponent) / -math.expm1(-exponent) + tails) * (1 + _SLACK)
+        step, strip = self.grid.step, self.strip
+        exponent = 2 * math.pi * strip / step
+        low, high = -self.grid.first, self.grid.last - (self.grid.line.mu if self.forward else 0.0)
+        tails = math.erfc(low / _ROOT_2) + math.erfc(high / _ROOT_2)
+        tails += step * (math.exp(-(low**2) / 2) + math.exp(-(high**2) / 2))
+        return (2 * math.exp(strip**2 / 2 - exponent) / -math.expm1(-exponent) + tails) * (1 + _SLACK)
 
     def log_error(self, order: float) -> float:
         """log of a bound on |sum over nodes - integral| at this order, whatever these nodes were made for."""
@@ -173,6 +183,17 @@ class Nodes:
         aliased -= exponent + math.log1p(-math.exp(-exponent))
         truncated = cells.log_truncated(power, self.grid)
         return float(np.logaddexp(aliased, truncated)) + _SLACK
+
+    def log_missed(self, orders: Floats) -> Floats | None:
+        """log of about what the integrals at these orders have beyond the last node; None where that is nothing.
+
+        There u is about r, and phi r^(1+z) is a normal density around mu (1+z).
+        """
+        line, last = self.grid.line, self.grid.last
+        if not self.forward or line.mu * (1 + np.maximum.reduce(orders)) <= last:
+            return None
+        missed = (1 + orders) * (math.log(line.rate) + line.mu**2 / 2 * orders)
+        return np.where(line.mu * (1 + orders) > last, missed, -math.inf)
 
     def log_variation(self, order: float) -> float:
         """log of a bound on the total variation of the density of e^(order L) dP over the loss (not normalised).
@@ -288,12 +309,12 @@ class Line:
         if power > 0:
             return -_EDGE
         for low in _LOWS:
-            log_before, pull = self.log_before(low, power, np.ones(1))
-            if pull[0] < -low and log_before[0] <= allowed:  # it rises up to there, so that nodes add up to less
+            log_before, pull = self.log_before(low, power, 1.0)
+            if pull < -low and log_before <= allowed:  # it rises up to there, so that nodes add up to less
                 return low
         raise Crowded
 
-    def log_before(self, x: float, power: float, cosine: Floats) -> tuple[Floats, Floats]:
+    def log_before(self, x: float, power: float, cosine: Angles) -> tuple[Angles, Angles]:
         """log of a bound on the integral of phi |u|^p up to x < 0 for p < 0, where r turns by angles of these cosines.
 
         |u| >= v = 1-q + r cos, and log v is convex: v(y)^p <= v(x)^p e^(-b (y-x)) where b = -p mu r cos / v at x.
@@ -302,7 +323,7 @@ class Line:
         risen = self.rate * math.exp(self.mu * x - self.mu**2 / 2) * cosine
         least = 1 - self.rate + risen
         pull = -power * self.mu * risen / least
-        bound: Floats = power * np.log(least) + pull * x + pull**2 / 2 + log_ndtr(x + pull)
+        bound: Angles = power * np.log(least) + pull * x + pull**2 / 2 + log_ndtr(x + pull)
         return bound, pull
 
 
@@ -319,15 +340,28 @@ class _Cells:
         self.width: Floats = self.right - left
         nearest = np.maximum(np.maximum(left, -self.right), 0.0)
         self.log_density: Floats = -0.5 * nearest**2 - _LOG_ROOT_2_PI
+        self.log_held: Floats = np.log(self.width) + self.log_density
         self.log_risen: Floats = self._risen(ends)
         self.log_ratio: Floats = np.logaddexp(self.stay, self.log_risen)
 
     @cached_property
     def angles(self) -> Floats:
-        """A bound on |arg u(x + ib)| in each strip: before the first cell, in each one, past the last."""
+        """A bound on |arg u(x + ib)| in each strip: before the first cell, in each one, past the last.
+
+        The angle of tangent y is twice that of y / (1 + sqrt(1 + y^2)), and no angle is above its tangent.
+        """
         turn = self.mu * self.line.strips[:, None]
-        inverse: Floats = np.exp(np.minimum(700.0, self.stay - self.log_risen))
-        return np.concatenate([np.arctan2(np.sin(turn), inverse + np.cos(turn)), turn], axis=1)
+        tangent = np.sin(turn) / ((1 - self.line.rate) / self.risen + np.cos(turn))
+        angles = np.empty((turn.size, tangent.shape[1] + 1))
+        np.minimum(turn, (2 + _SLACK) * tangent / (1 + np.sqrt(1 + tangent * tangent)), out=angles[:, :-1])
+        angles[:, -1:] = turn
+        return angles
+
+    @cached_property
+    def risen(self) -> Floats:
+        """r at the ends of the cells, as far as floating point goes."""
+        risen: Floats = np.exp(np.minimum(700.0, np.maximum(-700.0, self.log_risen)))
+        return risen
 
     def log_size(self, strips: Floats, power: float, turned: Floats | float) -> Floats:
         """log N for each strip, where |e^(it log u)| is at most e^turned."""
@@ -339,7 +373,7 @@ class _Cells:
         """log of a bound on the integral of phi u^p: before the first cell, in each one, past the last."""
         growth = np.empty(self.right.size + 2)
         growth[0] = _LOG_BEFORE
-        growth[1:-1] = np.log(self.width) + self.log_density
+        growth[1:-1] = self.log_held
         growth[:-1] += power * self.log_ratio
         growth[-1] = self.log_far(power)
         return growth
@@ -347,10 +381,10 @@ class _Cells:
     def _backward_growth(self, power: float, strips: Floats) -> Floats:
         """The same in each strip, where |u| >= 1-q + r cos."""
         cosine = np.maximum(np.cos(self.mu * strips), 0.0)
-        least = 1 - self.line.rate + cosine[:, None] * np.exp(np.minimum(700.0, self.log_risen))
+        least = 1 - self.line.rate + cosine[:, None] * self.risen
         growth = np.empty((strips.size, self.right.size + 2))
         growth[:, 1:] = power * np.log(least)
-        growth[:, 1:-1] += np.log(self.width) + self.log_density
+        growth[:, 1:-1] += self.log_held
         growth[:, 0] = self.line.log_before(self.first, power, cosine)[0]
         growth[:, -1] += log_ndtr(-self.last)
         return growth
@@ -387,7 +421,7 @@ class _Cells:
             return math.inf  # beyond the cells it might not fall
         log_ratio = above * (self.log_ratio[1:] if above > 0 else self.log_ratio[:-1])
         density = self.log_density + log_ratio - self.log_risen[:-1]
-        peak = float(density.max()) - math.log(self.mu)
+        peak = float(np.maximum.reduce(density)) - math.log(self.mu)
         if above * self.mu**2 <= 4:
             return peak + math.log(2) + _SLACK
         right = int(np.searchsorted(self.log_risen[1:], self.stay))  # from r = 1 - q on
@@ -414,8 +448,8 @@ def _log_tail(end: float, step: float) -> float:
 
 
 def _log_sum(logs: Floats) -> Floats:
-    top = logs.max(axis=-1, keepdims=True)
-    total: Floats = top[..., 0] + np.log(np.exp(logs - top).sum(axis=-1))
+    top = np.maximum.reduce(logs, axis=-1, keepdims=True)
+    total: Floats = top[..., 0] + np.log(np.add.reduce(np.exp(logs - top), axis=-1))
     return total
 
 

@@ -7,10 +7,14 @@ times the width of the Gaussian with the same curvature estimates delta [Da87].
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from scipy.optimize import brentq
 
 from terrine.accounting.independent import Composition
+
+Cumulants = tuple[float, float, float]
+"""log M and its first two derivatives."""
 
 
 def saddle(composition: Composition, delta: float) -> tuple[float, float]:
@@ -20,19 +24,25 @@ def saddle(composition: Composition, delta: float) -> tuple[float, float]:
 
 
 def _saddle_by_newton(composition: Composition, delta: float) -> tuple[float, float] | None:
-    """As if the loss were normal: then log delta falls by about c^2 x variance for each unit of log c.
+    """From where it would be if the loss were normal, which costs next to nothing."""
+    variance = max(composition.about_variance, 1e-300)
+    normal = _newton(lambda c: (variance * c * (c + 1) / 2, variance * (c + 0.5), variance), variance, delta, 0.1)
+    return _newton(composition.cumulants, variance, delta, 1.0, normal[0] if normal else 0.0)
 
-    The first guess is for a normal loss, too: delta is about mu phi(z) / z^2, at the tilt z / mu.
+
+def _newton(
+    cumulants: Callable[[float], Cumulants], variance: float, delta: float, close: float, tilt: float = 0.0
+) -> tuple[float, float] | None:
+    """Tilt and epsilon: log delta falls by about c^2 x variance for each unit of log c.
+
+    Without a tilt to begin with, delta is about mu phi(z) / z^2 at the tilt z / mu.
     """
-    mu = math.sqrt(max(composition.cumulants(0.0)[2], 1e-300))
-    odds = math.log(min(mu, 1.0) / delta) - 0.9
-    z = math.sqrt(2 * max(1.0, odds))
-    for _ in range(2):
-        z = math.sqrt(2 * max(0.5, odds - 2 * math.log(z)))
-    log_tilt = math.log(z / mu)
+    mu = math.sqrt(variance)
+    z = math.sqrt(2 * max(1.0, math.log(min(mu, 1.0) / delta) - 0.9))
+    log_tilt = math.log(tilt or z / mu)
     for _ in range(8):
-        excess, epsilon, slope = _saddle_estimate(composition, log_tilt, delta)
-        if abs(excess) < 1:  # the rest in one step, as log delta falls by the tilt for each unit of epsilon
+        excess, epsilon, slope = _saddle_estimate(cumulants, log_tilt, delta)
+        if abs(excess) < close:  # the rest in one step, as log delta falls by the tilt for each unit of epsilon
             return math.exp(log_tilt), epsilon + excess / math.exp(log_tilt)
         log_tilt += max(-1.0, min(1.0, excess / slope))
     return None
@@ -40,7 +50,7 @@ def _saddle_by_newton(composition: Composition, delta: float) -> tuple[float, fl
 
 def _saddle_by_bracket(composition: Composition, delta: float) -> tuple[float, float]:
     def excess(log_tilt: float) -> float:
-        return _saddle_estimate(composition, log_tilt, delta)[0]
+        return _saddle_estimate(composition.cumulants, log_tilt, delta)[0]
 
     low, high = -1.0, 1.0
     while excess(high) > 0 and high < 36:
@@ -48,13 +58,15 @@ def _saddle_by_bracket(composition: Composition, delta: float) -> tuple[float, f
     while excess(low) < 0 and low > -36:
         low, high = low - 2.0, low
     root = brentq(excess, low, high, xtol=5e-2) if excess(low) > 0 > excess(high) else high
-    return math.exp(root), _saddle_estimate(composition, root, delta)[1]
+    return math.exp(root), _saddle_estimate(composition.cumulants, root, delta)[1]
 
 
-def _saddle_estimate(composition: Composition, log_tilt: float, delta: float) -> tuple[float, float, float]:
+def _saddle_estimate(
+    cumulants: Callable[[float], Cumulants], log_tilt: float, delta: float
+) -> tuple[float, float, float]:
     """log of the estimate over delta, its epsilon, and about how fast the former falls with log_tilt."""
     c = math.exp(log_tilt)
-    value, slope, bend = composition.cumulants(c)
+    value, slope, bend = cumulants(c)
     epsilon = slope - 1 / c - 1 / (c + 1)
     excess = _saddle_value(c, epsilon, value, bend) - math.log(delta)
     return excess, epsilon, c * c * bend + 1 + c * c / (c + 1) ** 2

@@ -1,34 +1,30 @@
-"""Normal values from a keystream by Box and Muller, block by block, on as many threads as torch uses.
-
-    radius = deviation sqrt(-2 ln u),  normal pair = radius (cos a, sin a),   u uniform on (0, 1), a on (-pi, pi)
+"""Normal values from a keystream, block by block, on as many threads as torch uses.
 
 Every block has a segment of the keystream to itself, so the values do not depend on how many threads make them.
-Everything happens to a block while it lies in the processor's cache: drawing, adding, rounding to the grid and
-dividing by the lot.
+Everything happens to a block while it lies in the processor's cache, in one pass (`kernel.py`): drawing, adding,
+rounding to the grid and dividing by the lot.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from terrine.sgd.kernel import SPARE, Floats, Words, add_normals
 from terrine.sgd.threads import spread
 
-Floats = NDArray[np.float32]
-Words = NDArray[np.uint32]
-
-BLOCK = 131_072
-"""Most values made at once: few enough to stay in the cache, and enough that threads seldom wait for each other."""
-_SMALL = 256.0
-"""Below this many units of 2^-32 a uniform value is refined by 53 more bits, so that the tail reaches 10 sigma."""
+BLOCK = 1 << 17
+"""Most values made at once: few enough to stay in the cache."""
+RUN = 4
+"""Blocks that are made from one segment of the keystream: a segment's key costs time."""
+_WORTH = 4
+"""Runs that are worth a thread: the bits are drawn under Python's lock, so that a short work goes faster alone."""
 
 
 @dataclass(frozen=True)
@@ -46,64 +42,44 @@ class Normals:
     def add(self, arrays: Sequence[Floats], first: int = 0) -> int:
         """Add to the arrays in place, with the bits of the segments from `first` on; how many that took."""
         blocks = _cut(arrays)
-        waiting = iter(enumerate(blocks, first))
-        threads = min(torch.get_num_threads(), len(blocks))
+        runs = [blocks[start : start + RUN] for start in range(0, len(blocks), RUN)]
+        waiting = iter(enumerate(runs, first))
+        threads = min(torch.get_num_threads(), len(runs) // _WORTH)
         spread([partial(self._work, waiting)] * max(threads, 1))
-        return len(blocks)
+        return len(runs)
 
-    def _work(self, waiting: Iterator[tuple[int, list[Floats]]]) -> None:
-        for segment, parts in waiting:
-            sizes = [part.size for part in parts]
-            values = self._values(self.segment(segment), sum(sizes))
-            noise = [values[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
-            sums = parts if len(parts) == 1 else noise  # many small arrays are rounded at once, in the noise's place
-            for part, one, place in zip(parts, noise, sums, strict=True):
-                np.add(part, one, place)
-            self._round(sums[0] if len(sums) == 1 else values)
-            for part, place in zip(parts, sums, strict=True):
-                np.multiply(place, _constant(1.0 / self.over), part)
+    def _work(self, waiting: Iterator[tuple[int, list[list[Floats]]]]) -> None:
+        for segment, run in waiting:
+            fill = self.segment(segment)
+            for parts in run:
+                self._block(parts, fill)
 
-    def _round(self, sums: Floats) -> None:
-        if self.grid:
-            shift = _constant(1.5 * 2.0**23 * self.grid)  # beside it, floats are a grid apart: adding it rounds
-            np.add(sums, shift, sums)
-            np.subtract(sums, shift, sums)
+    def _block(self, parts: list[Floats], fill: Callable[[Words], None]) -> None:
+        size = sum(part.size for part in parts)
+        if len(parts) == 1 and size % 2 == 0:
+            self._add(parts[0], fill)
+            return
+        together = _room.sums[: size + size % 2]  # pairs need an even number: one value may be left over
+        np.concatenate(parts, out=together[:size])
+        self._add(together, fill)
+        for part, stop in zip(parts, accumulate(part.size for part in parts), strict=True):
+            part[...] = together[stop - part.size : stop]
 
-    def _values(self, fill: Callable[[Words], None], count: int) -> Floats:
-        pairs = (count + 1) // 2
-        buffer = _workspace()
-        words = buffer[: 2 * pairs].view(np.uint32)  # the bits become values where they are
-        radius, first, second = (buffer[pairs * place : pairs * (place + 1)] for place in range(3))
+    def _add(self, sums: Floats, fill: Callable[[Words], None]) -> None:
+        words = _room.words[: sums.size + SPARE]
         fill(words)
-        radius[...] = words[:pairs]
-        if np.minimum.reduce(radius) < _SMALL:
-            refine(radius, fill)
-        np.multiply(radius, _UNIT, radius)
-        np.log2(radius, radius)
-        np.multiply(radius, _constant(-2.0 * math.log(2.0) * self.deviation**2), radius)
-        np.sqrt(radius, radius)
-        first[...] = words[pairs:].view(np.int32)
-        np.multiply(first, _TURN, first)
-        np.sin(first, second)
-        np.cos(first, first)
-        np.multiply(first, radius, first)
-        np.multiply(second, radius, second)
-        return buffer[pairs : pairs + count]
+        shift = 1.5 * 2.0**23 * self.grid  # beside it, floats are a grid apart: adding it rounds
+        settings = (np.float32(one) for one in (self.deviation, shift, 1.0 / self.over))
+        add_normals(sums, words, _room.uniform[: sums.size // 2], *settings)
 
 
-def refine(radius: Floats, fill: Callable[[Words], None]) -> None:
-    """Give uniform values close to 0, in units of 2^-32, the bits that their whole part lacks."""
-    small = np.flatnonzero(radius < _SMALL)
-    drawn = np.empty((small.size, 2), np.uint32)
-    fill(drawn)
-    for index, (high, low) in zip(small, drawn.tolist(), strict=True):
-        radius[index] += ((high << 21 | low >> 11) + 0.5) * 2.0**-53
+def prepare() -> None:
+    """Compile, or load, what makes the values: the first step shall not have to wait for it."""
+    Normals(lambda _: lambda words: words.fill(1), deviation=1.0).add([np.zeros(2, np.float32)])
 
 
 def _cut(arrays: Sequence[Floats]) -> list[list[Floats]]:
-    """The arrays, laid end to end, as blocks of about equal size; every block a list of parts of arrays."""
-    total = sum(array.size for array in arrays)
-    most = -(-total // (2 * -(-total // (2 * BLOCK)))) if total > BLOCK else total  # an even number: for two threads
+    """The arrays, laid end to end, as blocks; every block a list of parts of arrays."""
     blocks: list[list[Floats]] = []
     room = 0
     for array in arrays:
@@ -111,28 +87,19 @@ def _cut(arrays: Sequence[Floats]) -> list[list[Floats]]:
         while start < array.size:
             if not room:
                 blocks.append([])
-                room = most
+                room = BLOCK
             part = array[start : start + room]
             blocks[-1].append(part)
             start, room = start + part.size, room - part.size
     return blocks
 
 
-@lru_cache(maxsize=64)
-def _constant(value: float) -> Floats:
-    """`value` as an array without dimensions: what numpy's functions take fastest."""
-    return np.array(value, np.float32)
+class _Room(threading.local):
+    """What every thread keeps for one block: fresh pages are dearer than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.words, self.uniform = np.empty(BLOCK + SPARE, np.uint32), np.empty(BLOCK // 2, np.float32)
+        self.sums = np.zeros(BLOCK, np.float32)
 
 
-_UNIT, _TURN = _constant(2.0**-32), _constant(math.pi * 2.0**-31)
-
-
-def _workspace() -> Floats:
-    """A buffer for one block, kept by its thread: fresh pages are dearer than the arithmetic."""
-    if not hasattr(_kept, "buffer"):
-        _kept.buffer = np.empty(3 * (BLOCK // 2 + 1), np.float32)
-    buffer: Floats = _kept.buffer
-    return buffer
-
-
-_kept = threading.local()
+_room = _Room()

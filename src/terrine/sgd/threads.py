@@ -1,9 +1,4 @@
-"""Threads of our own, for long stretches of short operations.
-
-torch spreads every operation over its threads and waits for all of them before the next; where operations are short,
-the waiting is most of what they cost. Here a thread takes a stretch of rows, or of noise, and does everything to it
-while it lies in the thread's cache; inside, torch is serial. As many threads as torch itself uses.
-"""
+"""Threads of our own, for long works that are not torch's; as many as torch itself uses. Inside, torch is serial."""
 
 from __future__ import annotations
 
@@ -26,12 +21,6 @@ def spread(works: Sequence[Callable[[], None]]) -> None:
     failed = [one.exception() for one in under_way]  # waits for all of them
     for error in filter(None, failed):
         raise error
-
-
-def stretches(rows: int, least: int = 1) -> list[tuple[int, int]]:
-    """`rows` as consecutive (start, stop), one for each thread, none shorter than `least`; together they cover all."""
-    count = max(1, min(torch.get_num_threads(), rows // least))
-    return [(rows * place // count, rows * (place + 1) // count) for place in range(count)]
 
 
 @lru_cache(maxsize=1)

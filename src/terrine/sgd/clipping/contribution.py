@@ -12,7 +12,7 @@ work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping import workspace
-from terrine.sgd.threads import spread, stretches
 
 
 class Contribution(Protocol):
@@ -286,22 +285,15 @@ def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
 
 
 def _is_skinny(height: int, positions: int, width: int) -> bool:
-    return height <= 16 and width >= 2048 and positions * width >= 1 << 22
+    """Whether short blocks pay: for one thread alone, of several each has work enough as it is."""
+    return height <= 16 and width >= 2048 and positions * width >= 1 << 22 and torch.get_num_threads() == 1
 
 
 def _add_by_short_blocks(total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
-    """total += left @ right, or total = left @ right where it is fresh; each thread adds up a stretch of positions."""
-    parts = stretches(len(right), SHORT)
-    sums = [total, *(torch.empty_like(total) for _ in parts[1:])]
-
-    def work(place: int, start: int, stop: int) -> None:
-        for here in range(start, stop, SHORT):
-            some = slice(here, min(here + SHORT, stop))
-            sums[place].addmm_(left[:, some], right[some], beta=float(here > start or (place == 0 and not fresh)))
-
-    spread([partial(work, place, *part) for place, part in enumerate(parts)])
-    for other in sums[1:]:
-        total += other
+    """total += left @ right, or total = left @ right where it is fresh."""
+    for start in range(0, len(right), SHORT):
+        some = slice(start, start + SHORT)
+        total.addmm_(left[:, some], right[some], beta=float(start > 0 or not fresh))
 
 
 def _without(tensor: Tensor, examples: Tensor) -> Tensor:

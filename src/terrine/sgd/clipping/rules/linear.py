@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,7 +11,6 @@ from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, Outer
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
-from terrine.sgd.threads import spread, stretches
 
 Found = list[tuple[Piece, Contribution]]
 
@@ -28,22 +25,22 @@ def linear(use: Use, gradient: Tensor) -> Found:
 
 
 def _by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-    """Output and squared input norms of fixed wide features, block by block: the product brings each into the cache."""
+    """Output and squared input norms of fixed wide features, block by block: the product brings each into the cache.
+
+    For one thread alone: several would wait for each other after every block.
+    """
     wide_enough = inputs.dim() == 2 and inputs.shape[1] >= 8 * weight.shape[0] and inputs.numel() >= 1 << 22
-    if not wide_enough or inputs.requires_grad or inputs.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
+    plain = not inputs.requires_grad and inputs.dtype == weight.dtype and not torch.is_autocast_enabled("cpu")
+    if not wide_enough or not plain or torch.get_num_threads() > 1:
         return None
     output = inputs.new_empty(len(inputs), len(weight))
     norms = inputs.new_empty(len(inputs))
     across = weight.detach().t().contiguous()
     step = max(16, CACHED // inputs.shape[1])
-
-    def work(start: int, stop: int) -> None:
-        for here in range(start, stop, step):
-            rows = slice(here, min(here + step, stop))
-            torch.mm(inputs[rows], across, out=output[rows])
-            torch.linalg.vector_norm(inputs[rows], dim=1, out=norms[rows])
-
-    spread([partial(work, *stretch) for stretch in stretches(len(inputs), step)])
+    for start in range(0, len(inputs), step):
+        rows = slice(start, start + step)
+        torch.mm(inputs[rows], across, out=output[rows])
+        torch.linalg.vector_norm(inputs[rows], dim=1, out=norms[rows])
     if bias is not None:
         output += bias
     return output, norms.square_()
