@@ -66,23 +66,42 @@ def test_an_image_that_does_not_divide_is_refused():
 
 
 def test_a_wavelet_network_begins_at_the_image_under_each_wavelet():
-    """By the definition: a plane wave under a Gaussian, made to have mean zero, one pixel at a time."""
-    model, x = architectures.WaveletCNN(scales=2, orientations=4), torch.rand(1, 1, 28, 28)
+    """By the definition: a plane wave under an elongated Gaussian, made to have mean zero, one pixel at a time."""
+    model, x = architectures.WaveletCNN(), torch.rand(1, 1, 28, 28)
     real, imaginary = model.waves(x).detach().chunk(2, dim=1)
     under = nn.functional.pad(x, (3, 3, 3, 3))[0, 0, 10:17, 16:23]
-    for place, (scale, turn) in enumerate(itertools.product(range(2), range(4))):
-        theta, wave, envelope = turn * math.pi / 4, torch.zeros(7, 7, dtype=torch.complex64), torch.zeros(7, 7)
+    for place, (scale, turn) in enumerate(itertools.product(range(2), range(8))):
+        theta, wave, envelope = turn * math.pi / 8, torch.zeros(7, 7, dtype=torch.complex64), torch.zeros(7, 7)
         for down, right in itertools.product(range(-3, 4), range(-3, 4)):
-            along = right * math.cos(theta) + down * math.sin(theta)
-            envelope[down + 3, right + 3] = math.exp(-(down**2 + right**2) / (2 * (0.8 * 2**scale) ** 2))
-            wave[down + 3, right + 3] = cmath.exp(0.75j * math.pi / 2**scale * along) * envelope[down + 3, right + 3]
+            turned = complex(right, down) * cmath.exp(-1j * theta) / 2**scale
+            height = math.exp(-(turned.real**2 + turned.imag**2 / 4) / (2 * 0.8**2))
+            envelope[down + 3, right + 3] = height
+            wave[down + 3, right + 3] = height * cmath.exp(0.75j * math.pi * turned.real)
         wave -= wave.sum() / envelope.sum() * envelope
-        assert float(real[0, place, 5, 8]) == pytest.approx(
-            float((under * wave.real).sum() / wave.real.norm()), abs=1e-5
-        )
-        assert float(imaginary[0, place, 5, 8]) == pytest.approx(
-            float((under * wave.imag).sum() / wave.imag.norm()), abs=1e-5
-        )
+        for found, part in ((real, wave.real), (imaginary, wave.imag)):
+            wanted = float((under * part).sum() / part.norm())
+            assert float(found[0, place, 5, 8]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_what_the_head_of_a_wavelet_network_sees_is_normalised():
+    model, seen = architectures.WaveletCNN(), []
+    model.head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach()))
+    model(torch.rand(3, 1, 28, 28))
+    first, second = seen[0].split([16 * 49, 32 * 49], dim=1)
+    for part in (first, second):
+        assert torch.allclose(part.mean(dim=1), torch.zeros(3), atol=1e-3)
+        assert torch.allclose(part.square().mean(dim=1), torch.ones(3), atol=1e-2)
+
+
+def test_a_wavelet_network_begins_blind_to_sign_brightness_and_contrast():
+    """Wavelets have mean zero away from the edges, the modulus has no sign, and the norms divide the contrast out."""
+    model, x = _after_some_steps(architectures.WaveletCNN)(), torch.zeros(2, 1, 28, 28)
+    x[:, :, 8:20, 8:20] = torch.rand(2, 1, 12, 12)
+    assert torch.allclose(model(-x), model(x), atol=1e-4)
+    assert torch.allclose(model(50 * x), model(5 * x), atol=0.02)
+    assert not torch.allclose(model(x)[0], model(x)[1], atol=0.1)
+    shown = (model.waves(x + 1) - model.waves(x)).detach()
+    assert float(shown[:, :, 2:-2, 2:-2].abs().max()) < 1e-5
 
 
 def test_every_weight_of_a_wavelet_network_is_trained_once_its_head_has_left_zero():
