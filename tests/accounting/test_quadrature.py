@@ -68,15 +68,24 @@ def test_moments_on_nodes_are_as_exact_as_promised(law, forward, share):
 
 
 @pytest.mark.parametrize("law", LAWS[:2])
-def test_nodes_twice_as_far_apart_break_the_promise(law):
+def test_nodes_thrice_as_far_apart_break_the_promise(law):
     """The bound is no bound on everything: it is what chooses the spacing."""
     mu, rate, tilt, frequency = law
     nodes, log_moment = served(mu, rate, tilt, frequency, forward=True)
     grid = nodes.grid
-    sparse = replace(nodes, grid=Grid(grid.line, 2 * grid.step, grid.low, grid.high))
+    sparse = replace(nodes, grid=Grid(grid.line, 3 * grid.step, grid.low, grid.high))
     with mp.workdps(45):
         gap = exact_gap(sparse, mp.mpc(tilt, frequency))
     assert gap > GOAL * math.exp(log_moment)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_what_is_known_of_the_opposite_direction_is_no_less_than_what_is_found(law):
+    mu, rate, tilt, frequency = law
+    turned = served(mu, rate, tilt, frequency, forward=True)[0].opposite()
+    cells, strip = turned._cells(tilt, frequency), np.array([turned.strip])
+    angles = frequency * cells.angles[[turned.which]]
+    assert turned.bound.log_size >= cells.log_size(strip, turned.power(tilt), angles)[0]
 
 
 @pytest.mark.parametrize(("law", "forward"), DIRECTED)

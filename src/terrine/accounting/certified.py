@@ -22,6 +22,7 @@ from terrine.accounting.independent import Composition, Part
 from terrine.accounting.inversion import Inversion, choose
 from terrine.accounting.loss_distribution import LARGEST_LISTED, Cells, Losses, Pair, Side, lower, pair, upper
 from terrine.accounting.quadrature import Crowded, Line, Nodes
+from terrine.accounting.rare import apart
 from terrine.accounting.renyi import gaussian_noise
 from terrine.accounting.saddle import log_saddle_delta, saddle, saddle_at
 from terrine.errors import UnsupportedEvent
@@ -59,6 +60,8 @@ _TOLERANCE = 3e-7
 """How far log delta may be, on the safe side, from the one asked for."""
 _REACHES = (1.35, 1.1)
 """How far above the tilt the moments may lie that a lower bound rests on."""
+_BLURRED = 0.01
+"""Share of epsilon past which a blur may hide what happens there."""
 _TAIL = 1e-5
 """Share of delta that may escape through the atoms' tails."""
 _STEEP = 150.0
@@ -250,6 +253,30 @@ class _Account:
                     break
         return min(found) if side is upper else max(found)
 
+    def _without_large(self, fine: Composition, delta: float, is_upper: bool, beyond: float) -> tuple[float, float]:
+        """Epsilon up to `beyond` where losses are tiny or large, and the doubt: the large ones taken out, see `rare`.
+
+        Raises:
+            Crowded: it is not so.
+        """
+        value = 0.5 * beyond
+        for _ in range(6):
+            if (split := apart(fine, beyond)) is None:
+                raise Crowded
+            rest, chance = split.rest, split.least if is_upper else split.most
+            left = delta + math.exp(value) * chance - rest.escaped
+            if left <= 1e-3 * delta:
+                raise Crowded
+            settings = choose(rest, saddle_at(rest, value), value, left, _PRECISION)
+            curve = Inversion(rest, settings, is_upper, left, value)
+            before, value = value, _whole_crossing(curve, chance, delta, value)
+            if value > beyond:
+                raise Crowded
+            if abs(value - before) <= _SETTLED * value:
+                return value, curve.doubt_at(value)
+            beyond = min(beyond, 2 * value)
+        raise Crowded
+
     def _attempt(
         self, delta: float, side: Side, forward: bool, tail: float, near: float, *, nodes: bool
     ) -> tuple[float, float]:
@@ -281,7 +308,11 @@ class _Account:
                 break
             tilt = saddle_at(scout, guess)
         for _ in range(0 if exact else 3):
-            curve = Inversion(fine, choose(scout, tilt, guess, delta, _PRECISION), is_upper, delta, guess)
+            settings = choose(scout, tilt, guess, delta, _PRECISION)
+            if settings.blur > _BLURRED * guess:
+                with suppress(Crowded):
+                    return self._without_large(fine, delta, is_upper, 1.01 * near or 2 * guess)
+            curve = Inversion(fine, settings, is_upper, delta, guess)
             before, guess = guess, _crossing(curve, delta, guess)
             if abs(guess - before) <= _SETTLED * guess:
                 break  # else what may be neglected was chosen for another epsilon
@@ -435,7 +466,20 @@ def _crossing(curve: Inversion, delta: float, guess: float) -> float:
         if step and 0.3 * tilt < (here - there) / step < 3 * tilt:
             slope = (here - there) / step
         low, here = low + step, there
-    return _outward(curve, delta, _bracketed_root(excess, max(guess, 0.02 / tilt), 0.02 / tilt))
+    root = _bracketed_root(excess, max(guess, 0.02 / tilt), 0.02 / tilt)
+    return _outward(curve, delta, root, curve.is_upper)
+
+
+def _whole_crossing(curve: Inversion, chance: float, delta: float, guess: float) -> float:
+    """Where `curve` less e^epsilon `chance` crosses `delta`, on the side where it proves that."""
+
+    def whole(value: float) -> float:
+        return curve(value) - math.exp(value) * chance
+
+    def excess(value: float) -> float:
+        return whole(value) / delta - 1
+
+    return _outward(whole, delta, _bracketed_root(excess, guess, 0.02 * guess), curve.is_upper)
 
 
 def _bracketed_root(excess: Callable[[float], float], guess: float, step: float) -> float:
@@ -453,16 +497,16 @@ def _bracketed_root(excess: Callable[[float], float], guess: float, step: float)
     return float(brentq(excess, low, high, xtol=1e-11 * high, rtol=1e-10))
 
 
-def _outward(curve: Inversion, delta: float, found: float) -> float:
+def _outward(curve: Callable[[float], float], delta: float, found: float, is_upper: bool) -> float:
     """`found`, moved by ulps until the certified curve confirms it."""
     step = max(found, 1e-300) * 1e-12
     for _ in range(200):
         value = curve(found)
-        if (value <= delta) if curve.is_upper else (found == 0 or value >= delta):
+        if (value <= delta) if is_upper else (found == 0 or value >= delta):
             return found
-        found = found + step if curve.is_upper else max(0.0, found - step)
+        found = found + step if is_upper else max(0.0, found - step)
         step *= 2
-    return math.inf if curve.is_upper else 0.0
+    return math.inf if is_upper else 0.0
 
 
 def _from_largest(composition: Composition, delta: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from terrine.accounting.loss_distribution import Losses
 
 Floats = NDArray[np.float64]
+
+_NOTICED = 1e-8
+"""Share of a moment beyond the nodes that is worth looking for them there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +71,7 @@ class Composition:
     gaussian: float = 0.0
     lattice: float = 0.0
     lattice_limit: float = math.inf
+    _known_moments: dict[float, list[float]] = field(default_factory=dict, init=False, repr=False)
 
     def opposite(self) -> Composition:
         """The other direction of parts that are all on nodes, on the same ones."""
@@ -89,21 +93,21 @@ class Composition:
         kept = sum(times * math.log1p(-escaped) for escaped, times in lost)
         return min(1.0, -math.expm1(kept) * (1 + 1e-12))
 
-    @cached_property
+    @property
     def total_variation(self) -> float:
         """An upper bound on delta(0): the parts' own, added up."""
         apart = sum(part.times * part.losses.total_variation for part in self.parts)
         mu = math.sqrt(self.gaussian + self.lattice)
         return (apart + 0.4 * mu) * (1 + 1e-9)  # a Gaussian's is 2 Phi(mu/2) - 1 < 0.4 mu
 
-    @cached_property
+    @property
     def largest(self) -> float:
         """The largest possible finite loss."""
         if self.gaussian + self.lattice > 0:
             return math.inf
         return sum(part.times * part.losses.largest for part in self.parts) * (1 + 1e-14)
 
-    @cached_property
+    @property
     def chance_of_largest(self) -> float:
         """The probability of it, rounded down."""
         chances = [(part.losses.chance_of_largest, part.times) for part in self.parts]
@@ -112,22 +116,22 @@ class Composition:
         return math.exp(sum(times * math.log(chance) for chance, times in chances) * (1 + 1e-12)) * (1 - 1e-9)
 
     @cached_property
-    def _known_moments(self) -> dict[float, list[float]]:
-        return {}
-
-    @cached_property
     def _flat(self) -> _Flat:
         return _Flat(self.parts)
 
     def about_log_moment(self, orders: Floats) -> Floats:
-        """log M at each of `orders`, or about that where nodes do not reach: for a choice, not for a proof."""
+        """log M at each of `orders`, the first of which counts most: for a choice, not for a proof.
+
+        Where nodes miss much of that, they are completed.
+        """
         total = self._smooth(orders)
         if self.parts:
             moments = self._flat.log_moments(orders)
             self.learn(float(orders[0]), moments[0].tolist())  # the one that is asked for again
             for own, part in zip(moments.T, self.parts, strict=True):
-                if part.losses.nodes and (missed := part.losses.nodes.log_missed(orders)) is not None:
-                    np.logaddexp(own, missed, out=own)
+                nodes = part.losses.nodes
+                if nodes and nodes.log_missed(orders[:1])[0] > math.log(_NOTICED / part.times):
+                    np.logaddexp(own, nodes.log_missed(orders), out=own)
             total = total + moments @ self._flat.times
         return total
 

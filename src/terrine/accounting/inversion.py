@@ -58,6 +58,8 @@ _WORTH_SKIPPING = 50_000
 """Below this many terms of a transform, summing them all is cheaper than proving that some may be skipped."""
 _FEW = 16_384
 """Up to this many, sines are cheaper than the bookkeeping that saves them."""
+_MOST_TERMS = 1_000_000
+"""Past this many frequencies nodes are no better than cells."""
 _MOST_BINS = 100_000
 """Past this many bins a bound on a transform is not worth its time."""
 
@@ -81,11 +83,11 @@ class Settings:
         return 2 * math.pi / self.period
 
 
-_RATIOS = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 16.0, 32.0])
+_RATIOS = np.array([1.1, 1.2, 1.35, 1.42, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 16.0, 32.0])
 """Orders above the tilt at which Chernoff's bound is tried, as multiples of it."""
 _AND_RATIOS = np.concatenate([[1.0], _RATIOS])
 _LOWER_TILTS = (0.8, 0.6, 0.4)
-_LONG = 2.0
+_LONG = 10.0
 """As many times as long as it must be, a period on nodes is worth the search for another tilt."""
 
 
@@ -162,8 +164,7 @@ class Inversion:
             self.frequency, self.common = self.beside[0].frequency, self.beside[0].common
         log_size, angle, doubt = self.common.real.copy(), self.common.imag.copy(), np.zeros(self.frequency.size)
         for stretch in self.stretches:
-            change = stretch.transform(now.step, doubt.size)
-            size, log_own, turned = _one_plus(change)
+            size, log_own, turned = _one_plus(*stretch.transform(now.step, doubt.size))
             doubt += stretch.times * np.log1p(stretch.error(self.frequency) / size)
             log_size += stretch.times * (log_own + stretch.log_moment)
             angle += stretch.times * turned
@@ -216,6 +217,8 @@ class Inversion:
     def _serve(self) -> tuple[list[_Stretch], float]:
         """Find where to stop, and give the parts nodes that serve up to there; again, if moments change much."""
         tilt, worth_skipping = self.settings.tilt, _WORTH_SKIPPING
+        if self.composition.all_nodes and self.settings.last > _MOST_TERMS * self.settings.step:
+            raise Crowded
         for _ in range(3):
             parts, moments = self.composition.parts, self.composition.log_moments(tilt)
             densities = [_density(part, tilt, one) for part, one in zip(parts, moments, strict=True)]
@@ -375,20 +378,17 @@ class _Stretch:
         self.size = self.loss.size
         self.mean_size = float(self.mass @ np.abs(self.loss))
 
-    def transform(self, step: float, count: int) -> Complexes:
-        """E[e^(itL)] - 1 under the tilt at t = k step, k < count."""
+    def transform(self, step: float, count: int) -> tuple[Floats, Floats]:
+        """E[e^(itL)] - 1 under the tilt at t = k step, k < count: its real and imaginary parts."""
         if count * self.size < _FEW:
-            squares, products = self._half_angles(step, count)
-            result = np.empty(count, dtype=complex)
-            result.real = -2 * (squares @ self.mass)
-            result.imag = 2 * (products @ self.mass)
-            return result
-        return self._factored(step, count)
+            kept = self._opposite.halves if self._opposite is not None else None  # its losses are these, negated
+            squares, products = kept or self._half_angles(step, count)
+            return squares @ (-2 * self.mass), products @ (-2 * self.mass if kept else 2 * self.mass)
+        whole = self._factored(step, count)
+        return whole.real, whole.imag
 
     def _half_angles(self, step: float, count: int) -> tuple[Floats, Floats]:
-        """s^2 and s c of every angle's half: e^(ia) - 1 = 2 (-s^2 + i s c). The opposite direction's differ in sign."""
-        if self._opposite is not None and (kept := self._opposite.halves) is not None:
-            return kept[0], -kept[1]
+        """s^2 and s c of every angle's half: e^(ia) - 1 = 2 (-s^2 + i s c)."""
         tangent = np.tan(np.multiply.outer(np.arange(count, dtype=float), 0.5 * step * self.loss))
         products = tangent / (1 + tangent * tangent)  # of all the functions, numpy's fastest is the tangent
         self.halves = tangent * products, products
@@ -457,14 +457,13 @@ def _log_peak(order: Floats) -> Floats:
     return peak
 
 
-def _one_plus(value: Complexes) -> tuple[Floats, Floats, Floats]:
-    """|1 + value|, its logarithm, precise where `value` is small, and its angle; a size of 0 counts as 1e-280."""
-    real, imaginary = value.real, value.imag
+def _one_plus(real: Floats, imaginary: Floats) -> tuple[Floats, Floats, Floats]:
+    """|1 + value|, its logarithm, precise where the value is small, and its angle; a size of 0 counts as 1e-280."""
     beyond = real * (2 + real) + imaginary * imaginary  # |1 + value|^2 - 1
     angle = np.arctan2(imaginary, 1 + real)
     if np.minimum.reduce(beyond) > -0.5:
         return np.sqrt(1 + beyond), 0.5 * np.log1p(beyond), angle
-    size = np.maximum(np.abs(1 + value), 1e-280)
+    size = np.maximum(np.hypot(1 + real, imaginary), 1e-280)
     return size, np.where(beyond > -0.5, 0.5 * np.log1p(np.maximum(beyond, -0.5)), np.log(size)), angle
 
 

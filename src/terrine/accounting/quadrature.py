@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ _LOG_GOAL = -46.0
 """log of the error to aim for in each of its pieces, relative to the moment."""
 GOAL = 5 * math.exp(_LOG_GOAL)
 """What all pieces amount to: two of aliasing, one at each end, and some for rounding down."""
+_LITTLE = 3.0
+"""Up to this in a strip's log N, nodes are made to serve the opposite direction as well."""
 _MOST = 700
 """Past this many nodes, cells are as cheap."""
 _UNIT, _FAR_UNIT, _FINE_UNIT = np.arange(65) / 64, np.arange(1, 49) / 48, np.arange(513) / 512
@@ -54,7 +56,7 @@ _SLACK = 1e-6
 _ROOT_2 = math.sqrt(2)
 _LOG_ROOT_2_PI = 0.5 * math.log(2 * math.pi)
 _LOG_BEFORE = float(log_ndtr(-_EDGE))
-_GENEROUS = 1.25
+_GENEROUS = 1.3
 """Cells reach farther than asked by this factor, so that what is asked next finds them made."""
 _STRIPS: Floats = np.asarray(0.65 ** np.arange(6), dtype=float)
 """Strips to try, as shares of the widest: a fast oscillation grows too quickly away from the real axis."""
@@ -71,6 +73,8 @@ class Nodes:
     grid: Grid
     forward: bool
     which: int
+    bound: Bound | None = None
+    """What is known of the strip at the tilt that they were made for."""
 
     @staticmethod
     def of(line: Line, *, forward: bool) -> Nodes:
@@ -91,7 +95,9 @@ class Nodes:
         """
         allowed, power, line = log_moment + _LOG_GOAL, self.power(tilt), self.grid.line
         cells = self._cells(tilt, frequency)
-        steps = self._steps(cells, power, frequency, allowed)
+        sizes = cells.log_size(line.strips, power, frequency * cells.angles)
+        turned = (1 + 2 * tilt) * -line.stay
+        steps = _steps(line.strips, sizes - allowed + (turned if turned < _LITTLE else 0.0))
         best = int(steps.argmax())
         step, low = _dyadic(float(steps[best])), line.first_needed(power, allowed)
         high = cells.last_needed(power, allowed, step)
@@ -100,30 +106,41 @@ class Nodes:
             high = max(high, self._cells(highest, 0.0).last_needed(self.power(highest), allowed, step))
         if high > _FARTHEST or step * _MOST < high - low:
             raise Crowded
-        return Nodes(Grid(line, step, low, high), self.forward, best)
+        return Nodes(Grid(line, step, low, high), self.forward, best, Bound(tilt, frequency, float(sizes[best])))
 
     def opposite(self) -> Nodes:
-        """The same points for the other direction, which they may not serve."""
-        return Nodes(self.grid, not self.forward, self.which)
+        """The same points for the other direction, which they may not serve.
+
+        Where phi |u|^(1+c) was bounded, phi |u|^(-c) is by as much over (1-q)^(1+2c): |u| is at least 1-q.
+        """
+        known = self.bound if self.forward else None
+        if known is not None:
+            more = (1 + 2 * known.tilt) * -self.grid.line.stay + _SLACK
+            known = Bound(known.tilt, known.frequency, known.log_size + more)
+        return Nodes(self.grid, not self.forward, self.which, known)
 
     def serve(self, tilt: float, frequency: float, log_moment: float) -> bool:
         """Whether they meet `GOAL` at this tilt and up to this frequency."""
         allowed, power, grid = log_moment + _LOG_GOAL, self.power(tilt), self.grid
         cells = self._cells(tilt, frequency)
-        among = slice(max(0, self.which - 1), self.which + 1)
-        if self._steps(cells, power, frequency, allowed, among).max() < grid.step:
+        if not (
+            self._known_to_serve(tilt, frequency, allowed) or self._found_to_serve(cells, power, frequency, allowed)
+        ):
             return False
         reach = cells.last_needed(power, allowed, grid.step)
         return grid.line.first_needed(power, allowed) >= grid.low and reach <= grid.high
 
-    def _steps(
-        self, cells: _Cells, power: float, frequency: float, allowed: float, among: slice = slice(None)
-    ) -> Floats:
-        """The spacing that each strip allows."""
+    def _known_to_serve(self, tilt: float, frequency: float, allowed: float) -> bool:
+        known = self.bound
+        if known is None or known.tilt != tilt or known.frequency < frequency:
+            return False
+        return 2 * math.pi * self.strip >= self.grid.step * max(1.0, known.log_size - allowed)
+
+    def _found_to_serve(self, cells: _Cells, power: float, frequency: float, allowed: float) -> bool:
+        among = slice(max(0, self.which - 1), self.which + 1)
         strips = self.grid.line.strips[among]
-        size = cells.log_size(strips, power, frequency * cells.angles[among])
-        steps: Floats = 2 * math.pi * strips / np.maximum(1.0, size - allowed)
-        return steps
+        sizes = cells.log_size(strips, power, frequency * cells.angles[among])
+        return bool(_steps(strips, sizes - allowed).max() >= self.grid.step)
 
     def power(self, order: float) -> float:
         """p in the integrand phi u^p: above 0 forward, below backward."""
@@ -184,16 +201,16 @@ class Nodes:
         truncated = cells.log_truncated(power, self.grid)
         return float(np.logaddexp(aliased, truncated)) + _SLACK
 
-    def log_missed(self, orders: Floats) -> Floats | None:
-        """log of about what the integrals at these orders have beyond the last node; None where that is nothing.
+    def log_missed(self, orders: Floats) -> Floats:
+        """log of about what the integrals at these orders have beyond the last node.
 
         There u is about r, and phi r^(1+z) is a normal density around mu (1+z).
         """
-        line, last = self.grid.line, self.grid.last
-        if not self.forward or line.mu * (1 + np.maximum.reduce(orders)) <= last:
-            return None
+        line = self.grid.line
+        if not self.forward:
+            return np.full(orders.shape, -math.inf)
         missed = (1 + orders) * (math.log(line.rate) + line.mu**2 / 2 * orders)
-        return np.where(line.mu * (1 + orders) > last, missed, -math.inf)
+        return np.where(line.mu * (1 + orders) > self.grid.last, missed, -math.inf)
 
     def log_variation(self, order: float) -> float:
         """log of a bound on the total variation of the density of e^(order L) dP over the loss (not normalised).
@@ -206,6 +223,14 @@ class Nodes:
     def tilted(self, order: float, log_moment: float) -> TiltedDensity:
         """The loss's density under a tilt, for bounds on its transform."""
         return TiltedDensity(self, order, log_moment)
+
+
+class Bound(NamedTuple):
+    """log N of a strip, at a tilt and up to a frequency."""
+
+    tilt: float
+    frequency: float
+    log_size: float
 
 
 class TiltedDensity:
@@ -440,6 +465,12 @@ class _Cells:
         peak = power * float(self.log_ratio[-1]) - self.last**2 / 2 + past**2 / 2 - _LOG_ROOT_2_PI
         sums[-1] = np.logaddexp(self.log_far(power), math.log(step) + peak)
         return sums
+
+
+def _steps(strips: Floats, log_sizes: Floats) -> Floats:
+    """The spacing that strips allow, where N may be so much larger than the error."""
+    steps: Floats = 2 * math.pi * strips / np.maximum(1.0, log_sizes)
+    return steps
 
 
 def _log_tail(end: float, step: float) -> float:

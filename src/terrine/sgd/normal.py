@@ -73,11 +73,6 @@ class Normals:
         add_normals(sums, words, _room.uniform[: sums.size // 2], *settings)
 
 
-def prepare() -> None:
-    """Compile, or load, what makes the values: the first step shall not have to wait for it."""
-    Normals(lambda _: lambda words: words.fill(1), deviation=1.0).add([np.zeros(2, np.float32)])
-
-
 def _cut(arrays: Sequence[Floats]) -> list[list[Floats]]:
     """The arrays, laid end to end, as blocks; every block a list of parts of arrays."""
     blocks: list[list[Floats]] = []
