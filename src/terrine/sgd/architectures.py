@@ -2,6 +2,7 @@
 
     mlp                 one hidden layer on 60 private principal components        [ACG16]
     tempered_cnn        small CNNs with bounded activations                        [PTS21]
+    WaveletCNN          a CNN whose first filters begin as wavelets, all trained
     scatter_linear      a linear model or small CNN on scattering features         [TB21]
     resnet              residual network with group norm: nothing mixes examples
     extract             features of a pretrained network, for transfer
@@ -12,6 +13,7 @@ parameters for the noise to hide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +25,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import Event, Gaussian, Reproducible
 from terrine.sgd.moments import protected_moments
 from terrine.sgd.noise import Key, Purpose
-from terrine.sgd.scattering import Scattering
+from terrine.sgd.scattering import Scattering, wavelets
 
 
 class TemperedSigmoid(nn.Module):
@@ -62,6 +64,50 @@ def tempered_cnn(
         layers.append(nn.AvgPool2d(2))
     layers += [nn.Conv2d(128, 256, 3, padding=1), bounded, nn.Conv2d(256, classes, 3, padding=1)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class WaveletCNN(nn.Module):
+    """A CNN for square images, trained end to end from a start that already sees edges.
+
+        a = norm |x * psi|                  pairs of 7 x 7 filters, every other pixel
+        b = tanh(a * w)                     `hidden` filters of 3 x 3, every other place
+        logits = V (norm pool a, norm b)
+
+    psi begins as Morlet wavelets, their real and imaginary parts, w at random and V at zero: nothing comes from data,
+    so nothing is billed, and DP-SGD trains every weight. The first steps find a linear model on |x * psi|, from which
+    both convolutions learn; noise would take long to find such filters.
+    """
+
+    def __init__(
+        self,
+        channels: int = 1,
+        size: int = 28,
+        classes: int = 10,
+        *,
+        scales: int = 2,
+        orientations: int = 8,
+        hidden: int = 32,
+    ) -> None:
+        super().__init__()
+        if check.whole("size", size) % 4:
+            raise check.refuse("size", size, "a multiple of 4")
+        pairs = check.whole("scales", scales) * check.whole("orientations", orientations)
+        self.waves = nn.Conv2d(channels, 2 * pairs, 7, stride=2, padding=3)
+        self.second = nn.Conv2d(pairs, hidden, 3, stride=2, padding=1)
+        self.pool, self.whole = nn.AvgPool2d(2), nn.GroupNorm(1, pairs, affine=False)
+        self.groups = nn.GroupNorm(math.gcd(8, hidden), hidden, affine=False)
+        self.head = nn.Linear((pairs + hidden) * (size // 4) ** 2, classes)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.waves.weight.data.copy_(wavelets(7, scales=scales, orientations=orientations) / math.sqrt(channels))
+        self.waves.bias = nn.Parameter(torch.zeros(2 * pairs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        real, imaginary = self.waves(x).chunk(2, dim=1)
+        first = self.whole((real * real + imaginary * imaginary + 1e-4).sqrt())  # 1e-4: a slope where nothing is
+        second = self.groups(torch.tanh(self.second(first)))
+        logits: Tensor = self.head(torch.cat([self.whole(self.pool(first)), second], dim=1).flatten(1))
+        return logits
 
 
 def scatter_features(images: Tensor, *, scales: int = 2) -> Tensor:

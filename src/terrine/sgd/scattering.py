@@ -114,6 +114,21 @@ class Scattering(nn.Module):
         return nn.functional.pad(x.unsqueeze(1), (before, after[1], before, after[0]), mode="reflect").squeeze(1)
 
 
+def wavelets(size: int, *, scales: int = 2, orientations: int = 8) -> Tensor:
+    """Morlet wavelets as (2 x scales x orientations, 1, size, size) filters of mean 0 and norm 1, real parts first."""
+    places = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
+    down, right = torch.meshgrid(places, places, indexing="ij")
+    turns = torch.arange(orientations, dtype=torch.float64).view(-1, 1, 1) * math.pi / orientations
+    wide = 2.0 ** torch.arange(scales, dtype=torch.float64).view(-1, 1, 1, 1)
+    along = (right * turns.cos() + down * turns.sin()) / wide
+    across = (down * turns.cos() - right * turns.sin()) / wide
+    envelope = torch.exp(-(along**2 + (4 / orientations * across) ** 2) / (2 * 0.8**2))
+    waves = torch.stack([(0.75 * math.pi * along).cos(), (0.75 * math.pi * along).sin()]) * envelope
+    waves -= waves.sum(dim=(-2, -1), keepdim=True) / envelope.sum(dim=(-2, -1), keepdim=True) * envelope
+    waves /= torch.linalg.vector_norm(waves, dim=(-2, -1), keepdim=True)
+    return waves.flatten(0, 2).unsqueeze(1).float()
+
+
 def _modulus(wave: Tensor) -> Tensor:
     """sqrt(a^2 + b^2), four times as fast as `abs`, which guards against overflows that pixels cannot cause."""
     squares = torch.view_as_real(wave).square_()
