@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terrine import accounting
+from terrine.accounting import certified
 from terrine.accounting.independent import Composition, Part
 from terrine.accounting.loss_distribution import Losses
 from terrine.accounting.rare import apart
@@ -66,3 +67,6 @@ def test_losses_of_two_scales_are_bounded_as_tightly_as_by_a_fine_grid(rate, noi
     found = accounting.bounds(event, delta=delta)
     assert found.upper * 0.9998 <= found.lower <= peer
     assert found.upper <= peer * 1.0001
+    back = certified.delta_bounds(event, epsilon=found.upper)
+    assert back.lower <= delta <= back.upper * (1 + 1e-4)
+    assert back.upper <= back.lower * 1.001

@@ -249,7 +249,7 @@ class _Account:
             with suppress(Crowded):
                 value, doubt = self._attempt(delta, side, forward, tail, near, nodes=nodes)
                 found.append(value)
-                if doubt <= _DOUBTFUL * delta:
+                if doubt <= _DOUBTFUL * delta and not (nodes and self._is_blurred(value)):
                     break
         return min(found) if side is upper else max(found)
 
@@ -261,14 +261,7 @@ class _Account:
         """
         value = 0.5 * beyond
         for _ in range(6):
-            if (split := apart(fine, beyond)) is None:
-                raise Crowded
-            rest, chance = split.rest, split.least if is_upper else split.most
-            left = delta + math.exp(value) * chance - rest.escaped
-            if left <= 1e-3 * delta:
-                raise Crowded
-            settings = choose(rest, saddle_at(rest, value), value, left, _PRECISION)
-            curve = Inversion(rest, settings, is_upper, left, value)
+            curve, chance = _curve_without_large(fine, is_upper, value, beyond)
             before, value = value, _whole_crossing(curve, chance, delta, value)
             if value > beyond:
                 raise Crowded
@@ -338,9 +331,13 @@ class _Account:
             with suppress(Crowded):
                 value, doubt = self._delta_attempt(epsilon, side, forward, near, nodes=nodes)
                 found.append(value)
-                if doubt <= _DOUBTFUL * value:
+                if doubt <= _DOUBTFUL * value and not (nodes and self._is_blurred(epsilon)):
                     break
         return min(found) if side is upper else max(found)
+
+    def _is_blurred(self, epsilon: float) -> bool:
+        """Whether the last curve may hide what happens around `epsilon`."""
+        return self.curve is not None and self.curve.settings.blur > _BLURRED * epsilon
 
     def _delta_attempt(
         self, epsilon: float, side: Side, forward: bool, near: float | None, *, nodes: bool
@@ -369,12 +366,17 @@ class _Account:
         if epsilon >= scout.largest:
             return scout.escaped, 0.0
         fine = scout if scout.all_nodes else self.composition(side, _FINE, scale, forward, nodes=nodes)
+        chance = 0.0
         if scout.all_nodes and side is not upper:
             curve = _from_below(scout, tilt, epsilon, scale)
         else:
-            curve = Inversion(fine, choose(scout, tilt, epsilon, scale, _PRECISION), side is upper, scale, epsilon)
+            settings = choose(scout, tilt, epsilon, scale, _PRECISION)
+            curve = Inversion(fine, settings, side is upper, scale, epsilon)
+            if not scout.all_nodes and settings.blur > _BLURRED * epsilon:
+                with suppress(Crowded):
+                    curve, chance = _curve_without_large(fine, side is upper, epsilon, epsilon)
         self.curve = curve
-        value = curve(epsilon)
+        value = curve(epsilon) - math.exp(epsilon) * chance
         return (min(1.0, value) if side is upper else max(0.0, value)), curve.doubt_at(epsilon)
 
     def _cheap_delta(self, side: Side, epsilon: float, scale: float, forward: bool) -> float:
@@ -470,6 +472,22 @@ def _crossing(curve: Inversion, delta: float, guess: float) -> float:
     return _outward(curve, delta, root, curve.is_upper)
 
 
+def _curve_without_large(fine: Composition, is_upper: bool, epsilon: float, beyond: float) -> tuple[Inversion, float]:
+    """The curve of what is left, made for this epsilon, and Q(A); it serves up to `beyond`.
+
+    Raises:
+        Crowded: large losses are no separate matter here.
+    """
+    if (split := apart(fine, beyond)) is None:
+        raise Crowded
+    rest, chance = split.rest, split.least if is_upper else split.most
+    if epsilon >= rest.largest:
+        raise Crowded
+    tilt = saddle_at(rest, epsilon)
+    left = max(math.exp(log_saddle_delta(rest, tilt, epsilon)), 1e-250)
+    return Inversion(rest, choose(rest, tilt, epsilon, left, _PRECISION), is_upper, left, epsilon), chance
+
+
 def _whole_crossing(curve: Inversion, chance: float, delta: float, guess: float) -> float:
     """Where `curve` less e^epsilon `chance` crosses `delta`, on the side where it proves that."""
 
@@ -479,7 +497,8 @@ def _whole_crossing(curve: Inversion, chance: float, delta: float, guess: float)
     def excess(value: float) -> float:
         return whole(value) / delta - 1
 
-    return _outward(whole, delta, _bracketed_root(excess, guess, 0.02 * guess), curve.is_upper)
+    root = _bracketed_root(excess, guess, max(0.02 * guess, 0.02 / curve.settings.tilt))
+    return _outward(whole, delta, root, curve.is_upper)
 
 
 def _bracketed_root(excess: Callable[[float], float], guess: float, step: float) -> float:

@@ -1,6 +1,6 @@
 """Normal values from a keystream, block by block, on as many threads as torch uses.
 
-Every block has a segment of the keystream to itself, so the values do not depend on how many threads make them.
+Every run of blocks has a segment of the keystream to itself, so the values do not depend on how many threads make them.
 Everything happens to a block while it lies in the processor's cache, in one pass (`kernel.py`): drawing, adding,
 rounding to the grid and dividing by the lot.
 """
