@@ -41,7 +41,8 @@ def test_nothing_is_lost_by_taking_large_losses_out(tiny, large, times, share, a
     split = apart(composition, beyond)
     epsilon = at * beyond
     exact, rest = delta(composition, epsilon), delta(split.rest, epsilon)
-    assert rest - math.exp(epsilon) * split.most <= exact + 1e-14
+    below = rest - 1e-9 * split.rest.escaped  # what escapes is rounded up, which a lower bound takes back
+    assert below - math.exp(epsilon) * split.most <= exact + 1e-14
     assert rest - math.exp(epsilon) * split.least >= exact - 1e-14
     assert rest - math.exp(epsilon) * split.least == pytest.approx(exact, rel=1e-6, abs=1e-13)
 

@@ -57,7 +57,7 @@ _PRECISION, _ROUGH = 2e-5, 5e-3
 _SETTLED = 0.03
 """Relative change of epsilon past which the settings that gave it were not made for it."""
 _TOLERANCE = 3e-7
-"""How far log delta may be, on the safe side, from the one asked for."""
+"""How far log delta, without what escapes, may be from the one asked for, on the safe side."""
 _REACHES = (1.35, 1.1)
 """How far above the tilt the moments may lie that a lower bound rests on."""
 _BLURRED = 0.01
@@ -376,7 +376,7 @@ class _Account:
                 with suppress(Crowded):
                     curve, chance = _curve_without_large(fine, side is upper, epsilon, epsilon)
         self.curve = curve
-        value = curve(epsilon) - math.exp(epsilon) * chance
+        value = curve(epsilon) - (math.exp(epsilon) * chance if chance else 0.0)
         return (min(1.0, value) if side is upper else max(0.0, value)), curve.doubt_at(epsilon)
 
     def _cheap_delta(self, side: Side, epsilon: float, scale: float, forward: bool) -> float:
@@ -451,9 +451,11 @@ def _from_below(scout: Composition, tilt: float, epsilon: float, delta: float) -
 def _crossing(curve: Inversion, delta: float, guess: float) -> float:
     """Where `curve` crosses `delta`, near `guess`, on the side where it proves that; 0 where it does not reach it."""
     outward = -0.5 * _TOLERANCE if curve.is_upper else 0.5 * _TOLERANCE
+    escaped = curve.composition.escaped
+    left = delta - escaped if delta > escaped else 1e-3 * delta
 
     def excess(value: float) -> float:
-        return math.log(max(curve(value), 1e-300) / delta) - outward
+        return math.log(max(curve(value) - escaped, 1e-300) / left) - outward
 
     tilt = curve.settings.tilt
     low = max(guess, 0.02 / tilt)
@@ -464,7 +466,7 @@ def _crossing(curve: Inversion, delta: float, guess: float) -> float:
             break
         there = excess(low + step)
         if abs(there) < 0.4 * _TOLERANCE:
-            return low + step
+            return _outward(curve, delta, low + step, curve.is_upper) if escaped else low + step
         if step and 0.3 * tilt < (here - there) / step < 3 * tilt:
             slope = (here - there) / step
         low, here = low + step, there
@@ -518,6 +520,8 @@ def _bracketed_root(excess: Callable[[float], float], guess: float, step: float)
 
 def _outward(curve: Callable[[float], float], delta: float, found: float, is_upper: bool) -> float:
     """`found`, moved by ulps until the certified curve confirms it."""
+    if math.isinf(found):
+        return found
     step = max(found, 1e-300) * 1e-12
     for _ in range(200):
         value = curve(found)
