@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy import stats
 
-from terrine.sgd.kernel import SPARE, add_normals, refine
+from terrine.sgd.kernel import add_normals, refine
 from terrine.sgd.noise import Key, Purpose
-from terrine.sgd.normal import BLOCK, RUN
+from terrine.sgd.normal import BLOCK, RUN, SPARE
 
 KEY = Key.seeded(7)
 ALARM = 1e-6  # false-alarm rate of every statistical test here; seeds are fixed, so each either passes or never does

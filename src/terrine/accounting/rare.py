@@ -45,6 +45,8 @@ def apart(composition: Composition, epsilon: float) -> Apart | None:
     for part in composition.parts:
         losses = part.losses
         large = losses.loss > cut
+        if large.all():
+            return None
         taken = losses.escaped + float(losses.mass[large].sum()) * (1 + 1e-12)
         parts.append(Part(Losses(losses.loss[~large], losses.mass[~large], taken), part.times))
         seen = losses.mass * np.exp(-losses.loss)  # by Q, where P is not 0

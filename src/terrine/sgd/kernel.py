@@ -18,9 +18,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from terrine.sgd.normal import Floats, Words
+
 F = TypeVar("F", bound=Callable[..., Any])
-Floats = NDArray[np.float32]
-Words = NDArray[np.uint32]
 
 
 def compiled(function: F) -> F:
@@ -43,9 +43,10 @@ def _through_nodes(remainder: Callable[[NDArray[np.float64]], NDArray[np.float64
 
 
 SMALL = 256
-"""Below this many units of 2^-32 a uniform value is refined by 53 more bits, so that the tail reaches 10 sigma."""
-SPARE = 64
-"""Words for that in every block, two a value: a block of 2^17 needs more than half of them once in 10^80."""
+"""Below this many units of 2^-32 a uniform value is refined by 53 more bits, so that the tail reaches 10 sigma.
+
+`SPARE` words are there for that in every block, two a value: a block needs more than half of them once in 10^80.
+"""
 _f, _i = np.float32, np.int32
 _HALF = math.sqrt(0.5)
 _HALF_BITS = _i(np.float32(_HALF).view(np.int32))

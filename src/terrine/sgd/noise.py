@@ -22,8 +22,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
-from terrine.sgd.kernel import Words
-from terrine.sgd.normal import Normals
+from terrine.sgd.normal import Normals, Words
 
 
 class Purpose(enum.IntEnum):

@@ -15,14 +15,19 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from terrine.sgd.kernel import SPARE, Floats, Words, add_normals
 from terrine.sgd.threads import spread
+
+Floats = NDArray[np.float32]
+Words = NDArray[np.uint32]
 
 BLOCK = 1 << 17
 """Most values made at once: few enough to stay in the cache."""
 RUN = 4
 """Blocks that are made from one segment of the keystream: a segment's key costs time."""
+SPARE = 64
+"""Random words that every block has left for values whose own are too few, see `kernel.py`."""
 _WORTH = 4
 """Runs that are worth a thread: the bits are drawn under Python's lock, so that a short work goes faster alone."""
 
@@ -66,6 +71,8 @@ class Normals:
             part[...] = together[stop - part.size : stop]
 
     def _add(self, sums: Floats, fill: Callable[[Words], None]) -> None:
+        from terrine.sgd.kernel import add_normals  # the compiler behind it is loaded by whoever draws noise
+
         words = _room.words[: sums.size + SPARE]
         fill(words)
         shift = 1.5 * 2.0**23 * self.grid  # beside it, floats are a grid apart: adding it rounds
