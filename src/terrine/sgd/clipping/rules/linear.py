@@ -85,11 +85,15 @@ def outer(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece | None, bias
     gradients = wide(by_example(gradient, use.where, use.examples, 1))
     found: Found = []
     known = squared_rows(gradients.flatten(1)) if gradients.shape[1] == 1 else None
+    sums = gradients.flatten(1) if known is not None else None
     if weight is not None:
         rows = wide(by_example(inputs.detach(), use.where, use.examples, 1))
-        found.append((weight, Outer(rows, gradients, tuple(weight.value.shape), gradient_squares=known)))
+        part = Outer(rows, gradients, tuple(weight.value.shape), gradient_squares=known)
+        if sums is None and bias is not None and weight.simple:
+            sums = part.out_sums()
+        found.append((weight, part))
     if bias is not None:
-        found.append((bias, Dense(gradients.flatten(1) if known is not None else gradients.sum(1), known)))
+        found.append((bias, Dense(gradients.sum(1) if sums is None else sums, known)))
     return found
 
 
