@@ -86,7 +86,7 @@ class Image:
 
     def starts(self) -> NDArray[np.int64]:
         """Where each position's patch begins."""
-        return _starts(*self.places, *self.strides)
+        return every_step(*self.places, *self.strides)
 
     def frames(self) -> Tensor:
         """Room for a framed image for every thread; none where images need none."""
@@ -97,7 +97,8 @@ class Image:
 
 
 @lru_cache(maxsize=256)
-def _starts(high: int, wide: int, line: int, pixel: int) -> NDArray[np.int64]:
+def every_step(high: int, wide: int, line: int, pixel: int) -> NDArray[np.int64]:
+    """Where the places of a grid lie, line by line."""
     rows, columns = np.arange(high, dtype=np.int64) * line, np.arange(wide, dtype=np.int64) * pixel
     return (rows[:, None] + columns).reshape(-1)
 

@@ -103,6 +103,11 @@ class Sums:
         total = self._builder.fadd(self._builder.load(self._places[i]), product, flags=("contract",))
         self._builder.store(total, self._places[i])
 
+    def put(self, values: list[Value]) -> None:
+        """These instead."""
+        for value, place in zip(values, self._places, strict=True):
+            self._builder.store(value, place)
+
     def values(self) -> list[Value]:
         return [self._builder.load(place) for place in self._places]
 
@@ -110,6 +115,14 @@ class Sums:
 def loop(builder: Builder, many: Value) -> AbstractContextManager[Any]:
     """`with loop(builder, many) as i`: as often as said, `i.index` from 0 on."""
     return cgutils.for_range(builder, many)  # type: ignore[no-any-return]
+
+
+def added(builder: Builder, vectors: list[Value]) -> Value:
+    """The vectors' sum."""
+    first, *others = vectors
+    for other in others:
+        first = builder.fadd(first, other)
+    return first
 
 
 def total(builder: Builder, vector: Value) -> Value:
