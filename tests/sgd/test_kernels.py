@@ -97,6 +97,16 @@ def test_positions_that_lie_apart():
         torch.testing.assert_close(sums.double(), out.double().sum(1), rtol=1e-5, atol=1e-5)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), SIZES, SIZES, st.booleans())
+def test_weights_on_features(n, width, outputs, apart):
+    torch.manual_seed(n)
+    features, weight = torch.randn(n, width + 7 * apart)[:, :width], torch.randn(outputs, width)
+    found, squares = kernels.applied(features, weight)
+    torch.testing.assert_close(found.double(), features.double() @ weight.double().t(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(squares.double(), features.double().square().sum(1), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("scale", [300.0, 1.0, 1e-3, 1e-5, 0.0])
 def test_norms_of_what_cancels_are_never_too_small(scale):
     """Pairs of positions that take each other away but for a little: rounding must not hide the little."""

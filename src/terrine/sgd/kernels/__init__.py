@@ -4,6 +4,8 @@
     gram.py      norms by Gram matrices of which nothing is kept
     outer.py     the gradients themselves, with their norms
     weighted.py  their weighted sum
+    features.py  a weight with few outputs on wide features, with their norms
+    dots.py      inner products, many at once
     vectors.py   what loops are made of
     team.py      the threads that run them, torch's own
 
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from terrine.sgd.kernels.image import Image
 
-__all__ = ["Image", "add_weighted", "prefers_direct", "take"]
+__all__ = ["Image", "add_weighted", "applied", "prefers_direct", "take"]
 
 _CACHED, _FAR = 25.0, 110.0  # multiply-adds in the time a gradient's number takes to be kept, in cache and in memory
 _SMALL = 1 << 15  # numbers of a gradient of which a lot's stay in cache until they are needed again
@@ -37,6 +39,13 @@ def add_weighted(total: Tensor, rows: Tensor, factor: Tensor, fresh: bool) -> No
     from terrine.sgd.kernels.weighted import add_weighted
 
     add_weighted(total, rows, factor, fresh)
+
+
+def applied(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """inputs (n, d) times weight (e, d), (n, e), and the squared norms of the inputs, (n,)."""
+    from terrine.sgd.kernels.features import applied
+
+    return applied(inputs, weight)
 
 
 def prefers_direct(positions: int, width: int, height: int) -> bool:

@@ -25,6 +25,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
+from terrine.sgd.kernels.dots import dots
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
 from terrine.sgd.kernels.team import ITEMS, TAKEN, Kernel, floats, inner, numbers, taken
@@ -34,19 +35,14 @@ from terrine.sgd.kernels.vectors import (
     REGISTERS,
     ZERO,
     Builder,
-    Load,
     Sums,
     Value,
     added,
     below,
     equal,
-    load,
-    load_where,
-    loop,
     number,
     root,
     total,
-    totals,
 )
 
 HIGH, LONG = (4, 4) if REGISTERS >= 32 else (2, 4)
@@ -134,8 +130,8 @@ def _tile(context: Any, image: Any, starts: Any, lines: Any, step: Any, run: Any
             return builder.gep(out, [builder.mul(position, apart)])
 
         rows, columns = within(p, HIGH), within(q, LONG)
-        inner = _dots(builder, [*map(patch, rows)], [*map(patch, columns)], lines, step, run)
-        outer = _dots(builder, [*map(line, rows)], [*map(line, columns)], number(1), number(0), height)
+        inner = dots(builder, [*map(patch, rows)], [*map(patch, columns)], lines, step, run)
+        outer = dots(builder, [*map(line, rows)], [*map(line, columns)], number(1), number(0), height)
         products = [builder.fmul(one, other) for one, other in zip(inner, outer, strict=True)]
         places = [[divmod(k * LANES + i, LONG) for i in range(LANES)] for k in range(len(products))]
         found, alone = Sums(builder, len(products)), cgutils.alloca_once(builder, F32)
@@ -165,28 +161,3 @@ def _tile(context: Any, image: Any, starts: Any, lines: Any, step: Any, run: Any
     at, whole, table = types.CPointer(types.float32), types.int64, types.CPointer(types.int64)
     result = types.UniTuple(types.float32, 2)
     return result(at, table, whole, whole, whole, at, whole, whole, whole, whole, whole), build
-
-
-def _dots(builder: Builder, rows: list[Value], columns: list[Value], segments: Value, step: Value, width: Value) -> list[Value]:
-    """<row, column> of every pair, LANES to a vector; each is `segments` runs of `width`, one every `step` numbers."""
-    sums = Sums(builder, len(rows) * len(columns))
-
-    def add(at: Value, read: Load) -> None:
-        left = [read(builder.gep(row, [at])) for row in rows]
-        for c, column in enumerate(columns):
-            right = read(builder.gep(column, [at]))
-            for r, one in enumerate(left):
-                sums.add(r * len(columns) + c, one, right)
-
-    whole = builder.udiv(width, number(LANES))
-    rest = builder.urem(width, number(LANES))
-    mask = below(builder, list(range(LANES)), number(0), rest)
-    with loop(builder, segments) as segment:
-        start = builder.mul(segment.index, step)
-        with loop(builder, whole) as i:
-            add(builder.add(start, builder.mul(i.index, number(LANES))), lambda at: load(builder, at))
-        with builder.if_then(builder.icmp_unsigned(">", rest, number(0))):
-            end = builder.add(start, builder.mul(whole, number(LANES)))
-            add(end, lambda at: load_where(builder, at, mask))
-    return totals(builder, sums.values())
-

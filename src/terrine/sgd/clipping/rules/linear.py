@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from terrine.sgd import kernels
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, Outer, squared_rows
+from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, squared_rows
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
@@ -24,29 +25,16 @@ def linear(use: Use, gradient: Tensor) -> Found:
     return found
 
 
-def _by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-    """Output and squared input norms of fixed wide features, block by block: the product brings each into the cache.
-
-    For one thread alone: several would wait for each other after every block.
-    """
-    wide_enough = inputs.dim() == 2 and inputs.shape[1] >= 8 * weight.shape[0] and inputs.numel() >= 1 << 22
-    plain = not inputs.requires_grad and inputs.dtype == weight.dtype and not torch.is_autocast_enabled("cpu")
-    if not wide_enough or not plain or torch.get_num_threads() > 1:
+def _in_one_pass(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+    """Output and squared input norms of fixed wide features, which come from memory once for both."""
+    wide_enough = inputs.dim() == 2 and inputs.shape[1] >= 8 * weight.shape[0] and inputs.numel() >= 1 << 20
+    if not wide_enough or inputs.requires_grad or torch.is_autocast_enabled("cpu") or not kernels.take(inputs, weight):
         return None
-    output = inputs.new_empty(len(inputs), len(weight))
-    norms = inputs.new_empty(len(inputs))
-    across = weight.detach().t().contiguous()
-    step = max(16, CACHED // inputs.shape[1])
-    for start in range(0, len(inputs), step):
-        rows = slice(start, start + step)
-        torch.mm(inputs[rows], across, out=output[rows])
-        torch.linalg.vector_norm(inputs[rows], dim=1, out=norms[rows])
-    if bias is not None:
-        output += bias
-    return output, norms.square_()
+    output, squares = kernels.applied(inputs, weight.detach())
+    return output if bias is None else output.add_(bias), squares
 
 
-COMPUTE[functional.linear] = _by_blocks
+COMPUTE[functional.linear] = _in_one_pass
 
 
 @rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
