@@ -75,7 +75,7 @@ def test_every_tile(tile):
         torch.manual_seed(0)
         image, out = Image(torch.randn(2, 1, 7, channels)), torch.randn(2, 7, outputs)
         rows = torch.empty(2, channels * outputs)
-        with mock.patch("terrine.sgd.kernels.outer._fastest", lambda numbers, spread: (0.0, tile)):
+        with mock.patch("terrine.sgd.kernels.outer._fastest", return_value=(0.0, tile)):
             turned, squares, _ = image.gradients(out, rows)
         assert not turned
         wanted = torch.einsum("npe,npc->nec", out.double(), image.pixels[:, 0].double())
@@ -143,7 +143,7 @@ def test_without_torchs_threads(monkeypatch):
 
 @pytest.mark.parametrize("kept", [0.0, 1e30], ids=["direct", "ghost"])
 @pytest.mark.parametrize(
-    "model, shape",
+    ("model", "shape"),
     [
         (nn.Sequential(nn.Conv2d(3, 20, 3, 2, 1), nn.Tanh(), nn.Conv2d(20, 4, 2, bias=False)), (3, 9, 8)),
         (nn.Sequential(nn.Conv1d(5, 6, 4, 2, 3, dilation=2), nn.Tanh(), nn.Conv1d(6, 2, 3)), (5, 17)),

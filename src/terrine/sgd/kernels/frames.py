@@ -28,7 +28,7 @@ def job(image: Image, frames: Tensor, out: Tensor, sums: Tensor) -> tuple[int, .
 
 
 @inner
-def cleared(job: Any) -> int:
+def cleared(job: Any) -> Any:
     """The number of this thread, whose frame is clear."""
     worker = taken(job, WORKERS)
     if job[FRAMES] != 0:
@@ -39,7 +39,7 @@ def cleared(job: Any) -> int:
 
 
 @inner
-def added_up(job: Any, i: int) -> int:
+def added_up(job: Any, i: int) -> Any:
     """The address of example i's outputs, the sum of which is in its place."""
     outs, height, apart = job[OUTS] + 4 * i * job[OUTS_APART], job[HEIGHT], job[OUT]
     out, target = floats(outs), floats(job[SUMS] + 4 * i * height)
@@ -53,7 +53,7 @@ def added_up(job: Any, i: int) -> int:
 
 
 @inner
-def framed(job: Any, i: int, worker: int) -> int:
+def framed(job: Any, i: int, worker: int) -> Any:
     """The address of image i, in its frame if it needs one."""
     image = job[PIXELS] + 4 * i * job[APART]
     if job[FRAMES] == 0:

@@ -2,9 +2,9 @@
 
     |sum_p out_p in_p^T|^2 = sum over p, q of <in_p, in_q> <out_p, out_q>
 
-A tile of both matrices, a few rows p by a few rows q, is made in registers, multiplied and added up; of a pair of tiles
-that mirror each other one is made and counts twice. An `in_p` may be a patch of an image: as many segments as the kernel
-has lines, which are read where they lie.
+A tile of both matrices, a few rows p by a few rows q, is made in registers, multiplied and added up; of a pair of
+tiles that mirror each other one is made and counts twice. An `in_p` may be a patch of an image: as many segments as the
+kernel has lines, which are read where they lie.
 
 Large terms may cancel, and the sum of their rounding errors then be larger than it. Those are at most
 
@@ -19,18 +19,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from torch import Tensor
 
 from terrine.sgd.kernels.dots import dots
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
-from terrine.sgd.kernels.team import ITEMS, TAKEN, Kernel, floats, inner, numbers, taken
+from terrine.sgd.kernels.team import AT, ITEMS, TABLE, TAKEN, WHOLE, Kernel, floats, inner, instruction, numbers, taken
 from terrine.sgd.kernels.vectors import (
-    F32,
     LANES,
     REGISTERS,
     ZERO,
@@ -48,9 +44,7 @@ from terrine.sgd.kernels.vectors import (
 HIGH, LONG = (4, 4) if REGISTERS >= 32 else (2, 4)
 
 
-STARTS, LINES, STEP, RUN, FOUND, INPUTS, INPUTS_ROOM, INPUTS_STEP, OUT_ROOM, OUT_STEP, ROOM = range(
-    NEXT, NEXT + 11
-)
+STARTS, LINES, STEP, RUN, FOUND, INPUTS, INPUTS_ROOM, INPUTS_STEP, OUT_ROOM, OUT_STEP, ROOM = range(NEXT, NEXT + 11)
 
 
 def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,8 +58,8 @@ def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
     room = torch.empty(torch.get_num_threads(), positions * (inputs_step + out_step))
     _squares.work(
         n, *job(image, frames, out, sums), starts.ctypes.data, image.lines, image.dilation * image.steps[0], width,
-        found.data_ptr(), image.strides[1], room.data_ptr(), inputs_step, room.data_ptr() + 4 * positions * inputs_step, out_step,
-        room.shape[1],
+        found.data_ptr(), image.strides[1], room.data_ptr(), inputs_step,
+        room.data_ptr() + 4 * positions * inputs_step, out_step, room.shape[1],
     )  # fmt: skip
     return found, sums
 
@@ -103,61 +97,60 @@ def _squares(job: Any) -> None:
         norm = alone = 0.0
         for p in range(0, positions, HIGH):
             for q in range(0, p + HIGH, LONG):
-                tile, diagonal = _tile(image, starts, job[LINES], job[STEP], job[RUN], out, step, job[HEIGHT], positions, p, q)
+                tile, diagonal = _tile(
+                    image, starts, job[LINES], job[STEP], job[RUN], out, step, job[HEIGHT], positions, p, q
+                )
                 norm += tile if q + LONG > p else 2.0 * tile
                 alone += diagonal
         most = error * alone * alone
         found[i] = max(norm, 0.0) + most if most > 2.0**-7 * norm else norm
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _tile(context: Any, image: Any, starts: Any, lines: Any, step: Any, run: Any, out: Any, apart: Any, height: Any,
-          positions: Any, p: Any, q: Any) -> Any:  # fmt: skip
+@instruction(types.UniTuple(types.float32, 2), AT, TABLE, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
+def _tile(builder: Builder, image: Value, starts: Value, lines: Value, step: Value, run: Value, out: Value,
+          apart: Value, height: Value, positions: Value, p: Value, q: Value) -> tuple[Value, Value]:  # fmt: skip
     """The sum over a tile, from rows p and columns q on, of <in_p, in_q> <out_p, out_q>; and of |in_p| |out_p|."""
+    last = builder.sub(positions, number(1))
 
-    def build(context: Any, builder: Builder, signature: Any, arguments: Any) -> Value:
-        image, starts, lines, step, run, out, apart, height, positions, p, q = arguments
-        last = builder.sub(positions, number(1))
+    def within(first: Value, many: int) -> list[Value]:
+        several = [builder.add(first, number(i)) for i in range(many)]
+        return [builder.select(builder.icmp_signed("<", one, positions), one, last) for one in several]
 
-        def within(first: Value, many: int) -> list[Value]:
-            several = [builder.add(first, number(i)) for i in range(many)]
-            return [builder.select(builder.icmp_signed("<", one, positions), one, last) for one in several]
+    def patch(position: Value) -> Value:
+        return builder.gep(image, [builder.load(builder.gep(starts, [position]))])
 
-        def patch(position: Value) -> Value:
-            return builder.gep(image, [builder.load(builder.gep(starts, [position]))])
+    def line(position: Value) -> Value:
+        return builder.gep(out, [builder.mul(position, apart)])
 
-        def line(position: Value) -> Value:
-            return builder.gep(out, [builder.mul(position, apart)])
+    rows, columns = within(p, HIGH), within(q, LONG)
+    inner = dots(builder, [*map(patch, rows)], [*map(patch, columns)], lines, step, run)
+    outer = dots(builder, [*map(line, rows)], [*map(line, columns)], number(1), number(0), height)
+    products = [builder.fmul(one, other) for one, other in zip(inner, outer, strict=True)]
+    places = [[divmod(k * LANES + i, LONG) for i in range(LANES)] for k in range(len(products))]
+    kept, alone = Sums(builder, len(products)), Sums(builder, 1)
+    with builder.if_else(builder.icmp_signed("<=", builder.add(p, number(HIGH)), positions)) as (then, otherwise):
+        with then:
+            kept.put(products)
+        with otherwise:
+            kept.put([_inside(builder, one, some, p, q, positions) for some, one in zip(places, products, strict=True)])
+    products = kept.values()
+    with builder.if_then(builder.icmp_signed("<", p, builder.add(q, number(LONG)))):
+        roots = [_on_diagonal(builder, one, some, p, q) for some, one in zip(places, products, strict=True)]
+        alone.put([added(builder, roots)])
+    return total(builder, added(builder, products)), total(builder, alone.values()[0])
 
-        rows, columns = within(p, HIGH), within(q, LONG)
-        inner = dots(builder, [*map(patch, rows)], [*map(patch, columns)], lines, step, run)
-        outer = dots(builder, [*map(line, rows)], [*map(line, columns)], number(1), number(0), height)
-        products = [builder.fmul(one, other) for one, other in zip(inner, outer, strict=True)]
-        places = [[divmod(k * LANES + i, LONG) for i in range(LANES)] for k in range(len(products))]
-        found, alone = Sums(builder, len(products)), cgutils.alloca_once(builder, F32)
-        builder.store(ir.Constant(F32, 0.0), alone)
-        whole = builder.icmp_signed("<=", builder.add(p, number(HIGH)), positions)
-        with builder.if_else(whole, likely=True) as (then, otherwise):
-            with then:
-                found.put(products)
-            with otherwise:
-                inside = [
-                    builder.and_(below(builder, [row for row, _ in some], p, positions),
-                                 below(builder, [column for _, column in some], q, positions))
-                    for some in places
-                ]  # fmt: skip
-                found.put([builder.select(mask, one, ZERO) for mask, one in zip(inside, products, strict=True)])
-        products = found.values()
-        with builder.if_then(builder.icmp_signed("<", p, builder.add(q, number(LONG)))):
-            difference = builder.sub(p, q)
-            roots = [
-                builder.select(equal(builder, [row - column for row, column in some], difference), root(builder, one), ZERO)
-                for some, one in zip(places, products, strict=True)
-            ]
-            builder.store(total(builder, added(builder, roots)), alone)
-        both = [total(builder, added(builder, products)), builder.load(alone)]
-        return context.make_tuple(builder, signature.return_type, both)
 
-    at, whole, table = types.CPointer(types.float32), types.int64, types.CPointer(types.int64)
-    result = types.UniTuple(types.float32, 2)
-    return result(at, table, whole, whole, whole, at, whole, whole, whole, whole, whole), build
+Places = list[tuple[int, int]]
+
+
+def _inside(builder: Builder, products: Value, places: Places, p: Value, q: Value, positions: Value) -> Value:
+    """The products of rows and columns that there are, 0 for the others."""
+    high = below(builder, [row for row, _ in places], p, positions)
+    wide = below(builder, [column for _, column in places], q, positions)
+    return builder.select(builder.and_(high, wide), products, ZERO)
+
+
+def _on_diagonal(builder: Builder, products: Value, places: Places, p: Value, q: Value) -> Value:
+    """The roots of products of a row and the same column, 0 for the others."""
+    same = equal(builder, [row - column for row, column in places], builder.sub(p, q))
+    return builder.select(same, root(builder, products), ZERO)

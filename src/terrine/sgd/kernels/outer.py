@@ -2,8 +2,8 @@
 
     g_i = sum_p out_ip in_ip^T
 
-A tile of one example's sum is made in registers, from the first position to the last, squared and written. An `in_p` may
-be a patch of an image, which is read where it lies: lines of the kernel are made one after the other.
+A tile of one example's sum is made in registers, from the first position to the last, squared and written. An `in_p`
+may be a patch of an image, which is read where it lies: lines of the kernel are made one after the other.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 from torch import Tensor
 
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image
-from terrine.sgd.kernels.team import ITEMS, TAKEN, Kernel, floats, inner, taken
+from terrine.sgd.kernels.team import AT, ITEMS, TAKEN, WHOLE, Kernel, floats, inner, instruction, taken
 from terrine.sgd.kernels.vectors import (
     F32,
     LANES,
@@ -105,31 +104,26 @@ def _panels(tile: int, wide: int, line: int, pixel: int, numbers: int, spread: i
     return norm
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _tile(context: Any, tile: Any, wide: Any, line: Any, pixel: Any, lanes: Any, spread: Any, other_line: Any,
-          other_pixel: Any, many: Any, rows: Any, columns: Any, target: Any, apart: Any) -> Any:  # fmt: skip
-    """One of the tiles; the sum of its squares."""
-
-    def build(context: Any, builder: Builder, signature: Any, arguments: Any) -> Value:
-        norm = cgutils.alloca_once(builder, F32)
-        done = builder.append_basic_block("done")
-        choice = builder.switch(arguments[0], done)
-        for i, (vectors, high) in enumerate(TILES):
-            block = builder.append_basic_block(f"tile{i}")
-            choice.add_case(number(i), block)
-            builder.position_at_end(block)
-            builder.store(_build(builder, vectors, high, *arguments[1:]), norm)
-            builder.branch(done)
-        builder.position_at_end(done)
-        return builder.load(norm)
-
-    at, whole = types.CPointer(types.float32), types.int64
-    return types.float32(whole, at, whole, whole, whole, at, whole, whole, whole, whole, whole, at, whole), build
+@instruction(types.float32, WHOLE, AT, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, AT, WHOLE)
+def _tile(builder: Builder, tile: Value, *arguments: Value) -> Value:
+    """One of the tiles, as `_build` makes it; the sum of its squares."""
+    norm = cgutils.alloca_once(builder, F32)
+    done = builder.append_basic_block("done")
+    choice = builder.switch(tile, done)
+    for i, (vectors, high) in enumerate(TILES):
+        block = builder.append_basic_block(f"tile{i}")
+        choice.add_case(number(i), block)
+        builder.position_at_end(block)
+        builder.store(_build(builder, vectors, high, *arguments), norm)
+        builder.branch(done)
+    builder.position_at_end(done)
+    return builder.load(norm)
 
 
 def _build(builder: Builder, vectors: int, high: int, wide: Value, line: Value, pixel: Value, lanes: Value,
            spread: Value, other_line: Value, other_pixel: Value, many: Value, rows: Value, columns: Value,
            target: Value, apart: Value) -> Value:  # fmt: skip
+    """sum over positions of wide, `lanes` numbers in vectors, times spread, `many` numbers."""
     sums, squares = Sums(builder, vectors * high), Sums(builder, 1)
     masks = [below(builder, list(range(LANES)), number(v * LANES), lanes) for v in range(vectors)]
     last = builder.sub(many, number(1))
@@ -150,7 +144,7 @@ def _build(builder: Builder, vectors: int, high: int, wide: Value, line: Value, 
 
     with builder.if_else(inside) as (then, otherwise):
         with then:
-            positions(lambda at, v: load(builder, at))
+            positions(lambda at, _: load(builder, at))
         with otherwise:
             positions(lambda at, v: load_where(builder, at, masks[v]))
     made = sums.values()

@@ -14,16 +14,21 @@ import ctypes
 import os
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import Any
+from hashlib import sha256
+from inspect import Parameter, Signature
+from pathlib import Path
+from threading import Lock
+from typing import Any, cast
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import cfunc, config, njit, types
 from numba.extending import intrinsic
 
+from terrine.sgd.kernels.vectors import F32, I32, I64, Builder, Value, number
+
 TAKEN, ITEMS, WORKERS, FIRST = range(4)
-"""A job begins with the items taken, the items there are and the threads at work; then comes what is the kernel's own."""
+"""A job begins with the items taken, the items there are and the threads at work; then comes the kernel's own."""
 SETTINGS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}
 
 
@@ -42,10 +47,14 @@ class Kernel:
     def compiled(self) -> Any:
         """Kept between processes where there is room for it."""
         signature = types.void(types.CPointer(types.int64))
-        try:
-            return cfunc(signature, cache=True, **SETTINGS)(self._function)
-        except RuntimeError:  # neither beside this file nor in the user's folders can anything be written
-            return cfunc(signature, **SETTINGS)(self._function)
+        with _one_at_a_time:
+            before, config.CACHE_DIR = config.CACHE_DIR, _folder()
+            try:
+                return cfunc(signature, cache=True, **SETTINGS)(self._function)
+            except RuntimeError:  # neither beside this file nor in the user's folders can anything be written
+                return cfunc(signature, **SETTINGS)(self._function)
+            finally:
+                config.CACHE_DIR = before
 
     def work(self, items: int, *job: int) -> None:
         """Have the team do all items of a job."""
@@ -58,6 +67,17 @@ class Kernel:
             together(self.compiled.address, numbers.ctypes.data, threads, 0)
 
 
+_one_at_a_time = Lock()
+
+
+@lru_cache(maxsize=1)
+def _folder() -> str:
+    """Where kernels are kept: apart for every state of their sources, of which one kernel may need several."""
+    sources = Path(__file__).parent
+    state = sha256(b"".join(file.read_bytes() for file in sorted(sources.glob("*.py"))))
+    return str(sources / "__pycache__" / state.hexdigest()[:16])
+
+
 @lru_cache(maxsize=1)
 def _together() -> Callable[[int, int, int, int], None] | None:
     """OpenMP's "call this function with this argument on so many threads"."""
@@ -66,35 +86,54 @@ def _together() -> Callable[[int, int, int, int], None] | None:
     except (OSError, AttributeError):
         return None
     found.argtypes, found.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    return found  # type: ignore[no-any-return]
+    return cast(Callable[[int, int, int, int], None], found)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def taken(context: Any, job: Any, counter: Any) -> Any:
+AT, TABLE, WHOLE = types.CPointer(types.float32), types.CPointer(types.int64), types.int64
+WORDS = types.CPointer(types.uint32)
+
+
+def instruction(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function of LLVM's builder, and of values of these types, something that kernels can call."""
+
+    def decorate(build: Callable[..., Any]) -> Any:
+        def typed(context: Any, *given: Any) -> Any:  # noqa: ARG001  numba calls it so
+            def code(context: Any, builder: Builder, signature: Any, values: Any) -> Any:
+                made = build(builder, *values)
+                if isinstance(made, tuple):
+                    return context.make_tuple(builder, signature.return_type, made)
+                return context.get_dummy_value() if made is None else made
+
+            return result(*arguments), code
+
+        names = ["context", *(f"value{i}" for i in range(len(arguments)))]  # numba wants to see each by a name
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        typed.__name__, typed.__doc__ = build.__name__, build.__doc__
+        return intrinsic(typed)
+
+    return decorate
+
+
+@instruction(WHOLE, TABLE, WHOLE)
+def taken(builder: Builder, job: Value, counter: Value) -> Value:
     """The next number of a counter of the job, which no other thread gets."""
-
-    def build(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        place = builder.gep(arguments[0], [arguments[1]])
-        return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return types.int64(job, types.int64), build
+    return builder.atomic_rmw("add", builder.gep(job, [counter]), number(1), "monotonic")
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def floats(context: Any, address: Any) -> Any:
+@instruction(AT, WHOLE)
+def floats(builder: Builder, address: Value) -> Value:
     """The float32 numbers at an address."""
-
-    def build(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.float32)(types.int64), build
+    return builder.inttoptr(address, F32.as_pointer())
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def numbers(context: Any, address: Any) -> Any:
+@instruction(TABLE, WHOLE)
+def numbers(builder: Builder, address: Value) -> Value:
     """The whole numbers at an address."""
+    return builder.inttoptr(address, I64.as_pointer())
 
-    def build(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(types.int64)(types.int64), build
+@instruction(WORDS, WHOLE)
+def words(builder: Builder, address: Value) -> Value:
+    """The 32-bit words at an address."""
+    return builder.inttoptr(address, I32.as_pointer())

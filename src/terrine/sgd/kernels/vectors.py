@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 from llvmlite import binding, ir
 from numba.core import cgutils
@@ -29,8 +29,8 @@ def registers() -> tuple[int, int]:
 LANES, REGISTERS = registers()
 VECTOR, MASK = ir.VectorType(F32, LANES), ir.VectorType(I1, LANES)
 ZERO = ir.Constant(VECTOR, [0.0] * LANES)
-Value = ir.Value
-Builder = ir.IRBuilder
+Value: TypeAlias = Any  # of LLVM's own types
+Builder: TypeAlias = Any
 
 
 def number(value: int) -> Value:
@@ -76,9 +76,7 @@ def load_where(builder: Builder, pointer: Value, mask: Value) -> Value:
     """A vector; zero, and the memory not touched, where the mask is not."""
     kind = ir.FunctionType(VECTOR, [VECTOR.as_pointer(), I32, MASK, VECTOR])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.v{LANES}f32.p0")
-    return builder.call(
-        function, [builder.bitcast(pointer, VECTOR.as_pointer()), ir.Constant(I32, 4), mask, ZERO]
-    )
+    return builder.call(function, [builder.bitcast(pointer, VECTOR.as_pointer()), ir.Constant(I32, 4), mask, ZERO])
 
 
 def store_where(builder: Builder, value: Value, pointer: Value, mask: Value) -> None:
@@ -114,7 +112,7 @@ class Sums:
 
 def loop(builder: Builder, many: Value) -> AbstractContextManager[Any]:
     """`with loop(builder, many) as i`: as often as said, `i.index` from 0 on."""
-    return cgutils.for_range(builder, many)  # type: ignore[no-any-return]
+    return cast(AbstractContextManager[Any], cgutils.for_range(builder, many))
 
 
 def added(builder: Builder, vectors: list[Value]) -> Value:

@@ -1,4 +1,4 @@
-"""sum_i factor_i row_i, a few numbers of all rows at a time: what is added to stays in cache, every row is read once."""
+"""sum_i factor_i row_i, some numbers of all rows at a time: what is added to stays in cache, a row is read once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS, EXAMPLES, WIDTH, FACTORS, TOTAL, FRESH = range(FIRST, FIRST + 6)
 
 
 def add_weighted(total: Tensor, rows: Tensor, factor: Tensor, fresh: bool) -> None:
-    """total (numbers,) += sum_i factor_i rows_i of rows (n, numbers), or = where it is fresh; all contiguous float32."""
+    """total += sum_i factor_i rows_i of rows (n, numbers), or = where it is fresh; contiguous float32 all of them."""
     n, width = rows.shape
     _weighted.work(-(-width // BLOCK), rows.data_ptr(), n, width, factor.data_ptr(), total.data_ptr(), fresh)
 
