@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from numba import types
 from torch import Tensor
 
 from terrine.sgd.kernels.image import Image
-from terrine.sgd.kernels.team import FIRST, WORKERS, floats, inner, taken
+from terrine.sgd.kernels.team import AT, FIRST, WHOLE, WORKERS, floats, inner, instruction, taken
+from terrine.sgd.kernels.vectors import (
+    LANES,
+    Builder,
+    Value,
+    below,
+    load,
+    load_where,
+    loop,
+    number,
+    store,
+    store_where,
+)
 
 PIXELS, APART, HIGH, WIDE, FRAMES, SIZE, LINE, CORNER, OUTS, OUTS_APART, OUT, HEIGHT, POSITIONS, SUMS, NEXT = range(
     FIRST, FIRST + 15
@@ -41,15 +54,30 @@ def cleared(job: Any) -> Any:
 @inner
 def added_up(job: Any, i: int) -> Any:
     """The address of example i's outputs, the sum of which is in its place."""
-    outs, height, apart = job[OUTS] + 4 * i * job[OUTS_APART], job[HEIGHT], job[OUT]
-    out, target = floats(outs), floats(job[SUMS] + 4 * i * height)
+    outs, height = job[OUTS] + 4 * i * job[OUTS_APART], job[HEIGHT]
+    target = floats(job[SUMS] + 4 * i * height)
     for k in range(height):
-        target[k] = out[k]
-    for p in range(1, job[POSITIONS]):
-        line = floats(outs + 4 * p * apart)
-        for k in range(height):
-            target[k] += line[k]
+        target[k] = 0.0
+    _add_up(floats(outs), job[OUT], job[POSITIONS], height, target)
     return outs
+
+
+@instruction(types.void, AT, WHOLE, WHOLE, WHOLE, AT)
+def _add_up(builder: Builder, out: Value, apart: Value, positions: Value, height: Value, target: Value) -> None:
+    """Add all positions' outputs to what is in the target, in the order in which they come from memory."""
+    whole, rest = builder.udiv(height, number(LANES)), builder.urem(height, number(LANES))
+    mask = below(builder, list(range(LANES)), number(0), rest)
+    with loop(builder, positions) as position:
+        row = builder.gep(out, [builder.mul(position.index, apart)])
+        with loop(builder, whole) as k:
+            offset = builder.mul(k.index, number(LANES))
+            to = builder.gep(target, [offset])
+            store(builder, builder.fadd(load(builder, to), load(builder, builder.gep(row, [offset]))), to)
+        with builder.if_then(builder.icmp_unsigned(">", rest, number(0))):
+            offset = builder.mul(whole, number(LANES))
+            to, more = (builder.gep(base, [offset]) for base in (target, row))
+            total = builder.fadd(load_where(builder, to, mask), load_where(builder, more, mask))
+            store_where(builder, total, to, mask)
 
 
 @inner

@@ -25,8 +25,22 @@ from torch import Tensor
 from terrine.sgd.kernels.dots import dots
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
-from terrine.sgd.kernels.team import AT, ITEMS, TABLE, TAKEN, WHOLE, Kernel, floats, inner, instruction, numbers, taken
+from terrine.sgd.kernels.team import (
+    AT,
+    ITEMS,
+    TABLE,
+    TAKEN,
+    WHOLE,
+    Kernel,
+    by_itself,
+    floats,
+    inner,
+    instruction,
+    numbers,
+    taken,
+)
 from terrine.sgd.kernels.vectors import (
+    F32,
     LANES,
     REGISTERS,
     ZERO,
@@ -66,7 +80,7 @@ def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
 
 def _apart(positions: int, width: int, step: int) -> int:
     """How far apart rows are to be laid that many neighbours would lie on top of each other in the cache; or 0."""
-    return width + LANES if step % 256 == 0 and positions >= 32 else 0
+    return width + LANES if step % 1024 == 0 and positions >= 32 else 0
 
 
 @inner
@@ -107,6 +121,7 @@ def _squares(job: Any) -> None:
 
 
 @instruction(types.UniTuple(types.float32, 2), AT, TABLE, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
+@by_itself(F32, F32)
 def _tile(builder: Builder, image: Value, starts: Value, lines: Value, step: Value, run: Value, out: Value,
           apart: Value, height: Value, positions: Value, p: Value, q: Value) -> tuple[Value, Value]:  # fmt: skip
     """The sum over a tile, from rows p and columns q on, of <in_p, in_q> <out_p, out_q>; and of |in_p| |out_p|."""

@@ -22,7 +22,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import cfunc, config, njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from terrine.sgd.kernels.vectors import F32, I32, I64, Builder, Value, number
@@ -111,6 +113,29 @@ def instruction(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], 
         typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         typed.__name__, typed.__doc__ = build.__name__, build.__doc__
         return intrinsic(typed)
+
+    return decorate
+
+
+def by_itself(*results: Any) -> Callable[[Callable[..., Any]], Callable[..., tuple[Value, ...]]]:
+    """Have what is built be a function of its own, so that its loops have all registers to themselves."""
+
+    def decorate(build: Callable[..., Any]) -> Callable[..., tuple[Value, ...]]:
+        def call(builder: Builder, *values: Value) -> tuple[Value, ...]:
+            name = f"{build.__module__}.{build.__name__}"
+            function = builder.module.globals.get(name)
+            if function is None:
+                kind = ir.FunctionType(ir.LiteralStructType(results), [value.type for value in values])
+                function = ir.Function(builder.module, kind, name)
+                function.linkage = "internal"
+                function.attributes.add("noinline")
+                inside = ir.IRBuilder(function.append_basic_block())
+                inside.ret(cgutils.pack_struct(inside, build(inside, *function.args)))
+            made = builder.call(function, values)
+            return tuple(builder.extract_value(made, i) for i in range(len(results)))
+
+        call.__name__, call.__doc__ = build.__name__, build.__doc__
+        return call
 
     return decorate
 

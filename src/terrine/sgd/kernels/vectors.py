@@ -79,6 +79,11 @@ def load_where(builder: Builder, pointer: Value, mask: Value) -> Value:
     return builder.call(function, [builder.bitcast(pointer, VECTOR.as_pointer()), ir.Constant(I32, 4), mask, ZERO])
 
 
+def store(builder: Builder, value: Value, pointer: Value) -> None:
+    """Write a vector to anywhere in memory."""
+    builder.store(value, builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
+
+
 def store_where(builder: Builder, value: Value, pointer: Value, mask: Value) -> None:
     """Write a vector where the mask is, and touch nothing else."""
     kind = ir.FunctionType(ir.VoidType(), [VECTOR, VECTOR.as_pointer(), I32, MASK])
