@@ -25,7 +25,7 @@ from terrine.sgd.clipping.reduction import is_mean, refuse_mixing
 from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
-from terrine.sgd.clipping.tape import Tape
+from terrine.sgd.clipping.tape import ANCHOR, Tape
 from terrine.sgd.clipping.workspace import reused
 from terrine.sgd.validate import validate
 
@@ -117,7 +117,7 @@ class _Work:
             total = loss.sum() if loss.dim() else loss * tape.examples if self.mean else loss
             if not total.requires_grad:
                 return
-            _, *leaked = torch.autograd.grad(total, [tape.anchor, *self.parameters.values()], allow_unused=True)
+            _, *leaked = torch.autograd.grad(total, [ANCHOR, *self.parameters.values()], allow_unused=True)
         if any(gradient is not None for gradient in leaked):
             raise Unfollowed("a parameter was used where the tape cannot see it")
 

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.axis import Unfollowed, by_example
+from terrine.sgd.clipping.axis import FRONT, Unfollowed, by_example
 from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, Outer, squared_rows
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
+from terrine.sgd.clipping.single import SMALL, Single, Vector
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
@@ -18,7 +19,10 @@ Found = list[tuple[Piece, Contribution]]
 @rule_for(functional.linear)
 def linear(use: Use, gradient: Tensor) -> Found:
     """`functional.linear(x, weight, bias)`, and with it nn.Linear, attention projections and tied output layers."""
-    found = outer(use, use.argument(0, "input"), gradient, use.piece(1, "weight"), use.piece(2, "bias"))
+    inputs, weight, bias = use.argument(0, "input"), use.piece(1, "weight"), use.piece(2, "bias")
+    if gradient.dim() == 2 and use.where == FRONT and len(gradient) == use.examples and _is_plain(inputs, gradient):
+        return _once(inputs.detach(), gradient, weight, bias, use.extra)
+    found = outer(use, inputs, gradient, weight, bias)
     if use.extra is not None and isinstance(found[0][1], Outer):
         found[0][1].input_squares = use.extra
     return found
@@ -29,9 +33,9 @@ def _by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tu
 
     For one thread alone: several would wait for each other after every block.
     """
-    wide_enough = inputs.dim() == 2 and inputs.shape[1] >= 8 * weight.shape[0] and inputs.numel() >= 1 << 22
-    plain = not inputs.requires_grad and inputs.dtype == weight.dtype and not torch.is_autocast_enabled("cpu")
-    if not wide_enough or not plain or torch.get_num_threads() > 1:
+    if inputs.requires_grad or inputs.numel() < 1 << 22 or inputs.dim() != 2 or torch.get_num_threads() > 1:
+        return None
+    if inputs.shape[1] < 8 * weight.shape[0] or inputs.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
         return None
     output = inputs.new_empty(len(inputs), len(weight))
     norms = inputs.new_empty(len(inputs))
@@ -91,6 +95,25 @@ def outer(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece | None, bias
     if bias is not None:
         found.append((bias, Dense(gradients.flatten(1) if known is not None else gradients.sum(1), known)))
     return found
+
+
+def _once(inputs: Tensor, gradient: Tensor, weight: Piece | None, bias: Piece | None, known: Tensor | None) -> Found:
+    """The same where every example has one position: `inputs` (n, d), `gradient` (n, e)."""
+    found: Found = []
+    squares = squared_rows(gradient)
+    if weight is not None and weight.simple and weight.value.numel() < SMALL:
+        norms = squared_rows(inputs) if known is None else known
+        found.append((weight, Single(inputs, gradient, norms.mul_(squares))))
+    elif weight is not None:
+        shape = tuple(weight.value.shape)
+        found.append((weight, Outer(inputs.unsqueeze(1), gradient.unsqueeze(1), shape, known, squares)))
+    if bias is not None:
+        found.append((bias, Vector(gradient, squares)))
+    return found
+
+
+def _is_plain(inputs: Tensor, gradient: Tensor) -> bool:
+    return inputs.dtype is gradient.dtype and inputs.dtype in (torch.float32, torch.float64)
 
 
 def wide(tensor: Tensor) -> Tensor:
