@@ -18,7 +18,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import stops
-from terrine.sgd.clipping.examples import Criterion, Lot, call, count, part, trained
+from terrine.sgd.clipping.examples import Criterion, Lot, call, count, detached, part, trained
 from terrine.sgd.clipping.fallback import per_example_gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.reduction import is_mean, refuse_mixing
@@ -106,6 +106,7 @@ class _Work:
     def _run(self, tape: Tape, x: Lot, y: Lot) -> None:
         """Forward and backward under the tape."""
         with torch.enable_grad():
+            x = detached(x)
             tape.mark(x)
             with own_rules(self.model, tape), tape:
                 output = call(self.model, x)

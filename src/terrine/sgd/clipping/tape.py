@@ -236,9 +236,11 @@ class Tape(TorchFunctionMode):
             piece.uses += 1
         self.bytes += 3 * out.numel() * out.element_size()
         versions = [(tensor, tensor._version) for tensor in _tensors(use.args) if tensor is not out]
-        if not out.requires_grad:
-            out = _Anchored.apply(out, ANCHOR)  # type: ignore[no-untyped-call]
-        out.register_hook(partial(self._hear, use, rule, versions))
+        hear = partial(self._hear, use, rule, versions)
+        if out.requires_grad:
+            _before(out, hear)
+        else:
+            out = _Anchored.apply(out, ANCHOR, hear)  # type: ignore[no-untyped-call]
         self.tag(out, use.where)
         return out
 
@@ -328,16 +330,36 @@ class Tape(TorchFunctionMode):
 
 
 class _Anchored(torch.autograd.Function):
-    """Makes a tensor require grad without copying it, so that the backward pass reaches it."""
+    """Makes a tensor require grad without copying it; its gradient is heard, and goes nowhere."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, _anchor: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, _anchor: Tensor, hear: Callable[[Tensor], None]) -> Tensor:
         ctx.mark_dirty(tensor)
+        ctx.set_materialize_grads(False)
+        ctx.hear = hear
         return tensor
 
     @staticmethod
-    def backward(_ctx: Any, *_gradients: Any) -> Any:
-        return None, None
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if gradients[0] is not None:
+            ctx.hear(gradients[0])
+        return None, None, None
+
+
+def _before(out: Tensor, hear: Callable[[Tensor], None]) -> None:
+    """Have `hear` called with the gradient of `out`, before the backward of what made it."""
+    index = out.output_nr
+
+    def hook(gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[index]
+        if gradient is not None:
+            hear(gradient)
+
+    node = out.grad_fn
+    if node is None:  # a leaf, such as an input that requires grad and was returned as it is
+        out.register_hook(hear)
+    else:
+        node.register_prehook(hook)
 
 
 ANCHOR = torch.zeros((), requires_grad=True)
