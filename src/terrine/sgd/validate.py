@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,14 +81,13 @@ def _fault(module: nn.Module) -> str:
         return fault
     if "_orig_mod" in module._modules:
         return "is the output of torch.compile, whose layers cannot be watched; give the model before compiling it"
-    for one in module._parameters.values():
-        if one is not None and nn.parameter.is_lazy(one):
-            return "is not initialised yet; run it on one example first"
+    if any(one is not None and nn.parameter.is_lazy(one) for one in module._parameters.values()):
+        return "is not initialised yet; run it on one example first"
     return ""
 
 
 @lru_cache(maxsize=1024)
-def _is_suspect(kind: type[nn.Module]) -> bool:
+def _is_suspect(kind: Any) -> bool:
     return issubclass(kind, _SUSPECT)
 
 

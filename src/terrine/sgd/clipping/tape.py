@@ -120,12 +120,12 @@ class Tape(TorchFunctionMode):
         return contributions, squares
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         name = func.__name__
         if name == "__get__":
             name = getattr(func.__self__, "__name__", "")
             if name not in _TURNS:
-                return func(*args, **kwargs)
+                return func(*args)
+        kwargs = kwargs or {}
         if self._sleeping or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         given = _tensors(args)
