@@ -77,7 +77,8 @@ def _modules(model: nn.Module) -> list[nn.Module]:
 
 
 def _fault(module: nn.Module) -> str:
-    if _is_suspect(type(module)) and (fault := _own_fault(module)):
+    kind: Any = type(module)
+    if _is_suspect(kind) and (fault := _own_fault(module)):
         return fault
     if "_orig_mod" in module._modules:
         return "is the output of torch.compile, whose layers cannot be watched; give the model before compiling it"
@@ -87,7 +88,7 @@ def _fault(module: nn.Module) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _is_suspect(kind: Any) -> bool:
+def _is_suspect(kind: type[nn.Module]) -> bool:
     return issubclass(kind, _SUSPECT)
 
 
