@@ -142,7 +142,7 @@ def test_an_input_that_is_changed_after_its_use_is_noticed(lot, layer):
     model = Changed(layer).double()
     with Attached(model) as recorder:
         loss = CRITERION(model(x), y)
-        with pytest.raises((Unfollowed, RuntimeError), match="in.?place"):
+        with pytest.raises((Unfollowed, RuntimeError), match=r"in.?place"):
             loss.backward()
         recorder.discard()
 
