@@ -60,12 +60,15 @@ def _found(
 ) -> Found:
     fold = folded(gradient.shape, use.where, use.examples, "convolution")
     found: Found = []
+    sums = None
     if weight is not None:
         shape = tuple(weight.value.shape)
         part: Any = Convolved(_channels(image), _channels(out), geometry, shape)
+        if bias is not None and weight.simple and out is gradient:
+            sums = part.out_sums()
         found.append((weight, part if fold == 1 else Dense(part.dense().reshape(-1, fold, *shape).sum(1))))
     if bias is not None:
-        sums = wide(gradient).movedim(1, -1).flatten(1, -2).sum(1)
+        sums = wide(gradient).movedim(1, -1).flatten(1, -2).sum(1) if sums is None else sums
         found.append((bias, Dense(sums if fold == 1 else sums.reshape(-1, fold, sums.shape[1]).sum(1))))
     return found
 
