@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, squared_rows
+from terrine.sgd.clipping.piece import Piece
+
 SMALL = 1 << 14
 """Numbers of a weight; the sum of a larger one lies in memory that is used again, see `workspace`."""
 
@@ -50,15 +53,23 @@ class Single:
         return (gradients * scale).t(), inputs
 
 
+def vector(piece: Piece, rows: Tensor, squares: Tensor | None = None) -> Contribution:
+    """The gradients (n, ...) of a piece as they are, in the form with the fewest operations."""
+    few = rows.dim() == 2 and rows.numel() < CACHED
+    return Vector(rows, squares) if few and rows.shape[1:] == piece.value.shape else Dense(rows, squares)
+
+
 class Vector:
-    """g_i as it is, a vector: `rows` (n, d), and the squared norms."""
+    """g_i as it is, a vector: `rows` (n, d), and the squared norms where they are known."""
 
     __slots__ = ("_squares", "rows")
 
-    def __init__(self, rows: Tensor, squares: Tensor) -> None:
+    def __init__(self, rows: Tensor, squares: Tensor | None = None) -> None:
         self.rows, self._squares = rows, squares
 
     def squares(self) -> Tensor:
+        if self._squares is None:
+            self._squares = squared_rows(self.rows)
         return self._squares
 
     def made(self, factor: Tensor) -> Tensor:
@@ -72,7 +83,7 @@ class Vector:
         return self.rows
 
     def drop(self, examples: Tensor) -> Vector:
-        return Vector(_without(self.rows, examples), self._squares.masked_fill(examples, 0.0))
+        return Vector(_without(self.rows, examples))
 
 
 def _of_type(factor: Tensor, rows: Tensor) -> Tensor:

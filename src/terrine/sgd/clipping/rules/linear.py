@@ -11,7 +11,7 @@ from terrine.sgd.clipping.axis import FRONT, Unfollowed, by_example
 from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, squared_rows
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
-from terrine.sgd.clipping.single import SMALL, Single, Vector
+from terrine.sgd.clipping.single import SMALL, Single, vector
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
@@ -86,7 +86,7 @@ def outer(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece | None, bias
             sums = part.out_sums()
         found.append((weight, part))
     if bias is not None:
-        found.append((bias, Dense(gradients.sum(1) if sums is None else sums, known)))
+        found.append((bias, vector(bias, gradients.sum(1) if sums is None else sums, known)))
     return found
 
 
@@ -101,7 +101,7 @@ def _once(inputs: Tensor, gradient: Tensor, weight: Piece | None, bias: Piece | 
         shape = tuple(weight.value.shape)
         found.append((weight, Outer(inputs.unsqueeze(1), gradient.unsqueeze(1), shape, known, squares)))
     if bias is not None:
-        found.append((bias, Vector(gradient, squares)))
+        found.append((bias, vector(bias, gradient, squares)))
     return found
 
 
