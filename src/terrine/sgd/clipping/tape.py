@@ -255,8 +255,7 @@ class Tape(TorchFunctionMode):
         try:
             if torch.is_grad_enabled() or torch.is_autocast_enabled(kind):
                 with torch.no_grad(), torch.autocast(kind, enabled=False):
-                    found = rule(use, gradient)
-                    self._keep(found)
+                    self._keep(rule(use, gradient))
             else:  # as a backward pass mostly is
                 self._keep(rule(use, gradient))
         finally:
@@ -400,8 +399,9 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
-        elif isinstance(value, tuple | list):
-            found += _tensors(value)
-        elif isinstance(value, dict):
-            found += _tensors(value.values())
+        elif isinstance(value, _NESTS):
+            found += _tensors(value.values() if isinstance(value, dict) else value)
     return found
+
+
+_NESTS = (tuple, list, dict)
