@@ -21,6 +21,7 @@ from terrine.sgd.clipping.convolving import convolve
 from terrine.sgd.clipping.patches import Geometry
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
+from terrine.sgd.clipping.single import vector
 from terrine.sgd.clipping.tape import COMPUTE, PREPARE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
@@ -69,7 +70,7 @@ def _found(
         found.append((weight, part if fold == 1 else Dense(part.dense().reshape(-1, fold, *shape).sum(1))))
     if bias is not None:
         sums = wide(gradient).movedim(1, -1).flatten(1, -2).sum(1) if sums is None else sums
-        found.append((bias, Dense(sums if fold == 1 else sums.reshape(-1, fold, sums.shape[1]).sum(1))))
+        found.append((bias, vector(bias, sums if fold == 1 else sums.reshape(-1, fold, sums.shape[1]).sum(1))))
     return found
 
 
