@@ -20,6 +20,7 @@ from terrine.sgd.clipping.examples import Lot, chunks, trained
 FIRST = 4  # examples in the part that is measured
 LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
 SHARE = 0.85  # of what the plain step would keep
+RECORDED, WAITING = 24 << 20, 0.25  # bytes of a recorded part at least, and its share of what the whole lot takes
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
 
 _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
@@ -44,8 +45,15 @@ def stops(
             parameters = sum(p.numel() * p.element_size() for p in trained(model).values())
             known[key] = min(fitting(*measured(), size, parameters), within(memory, *measured()))
         chunk = known[key] if size > SLACK * known[key] else size
-    parts = -(-(size - start) // chunk)
-    yield from (start + stop for _, stop in chunks(size - start, -(-(size - start) // max(parts, 1)) or 1))
+    for part in evenly(size - start, chunk):
+        start += part
+        yield start
+
+
+def evenly(size: int, most: int) -> list[int]:
+    """`size` examples as parts of at most `most`, about equally large."""
+    parts = max(-(-size // most), 1)
+    return [stop - start for start, stop in chunks(size, max(-(-size // parts), 1))]
 
 
 def fitting(activations: float, gradients: float, size: int, parameters: int) -> int:
@@ -57,3 +65,12 @@ def fitting(activations: float, gradients: float, size: int, parameters: int) ->
 def within(memory: float, activations: float, gradients: float) -> int:
     """How many examples' activations and kept gradients take at most `memory` bytes, about; one always may."""
     return max(1, int(min(memory / max(activations + gradients, 1.0), 1 << 62)))
+
+
+def recorded(activations: float, size: int, parameters: int) -> int:
+    """How many examples make one part of a lot that went forward as a whole.
+
+    Its activations are there anyway; what a part takes is the gradients of its own.
+    """
+    target = max(RECORDED, WAITING * activations * size) + 2 * parameters
+    return size if SLACK * target >= activations * size else max(1, int(target / activations))
