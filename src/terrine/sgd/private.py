@@ -284,7 +284,13 @@ class Run:
                     "the loss could not be followed from the model's output to loss.backward(); "
                     "want make_private(..., criterion=criterion) to tell a mean from a sum"
                 )
-        return self.recorder.collect(scale=_undoing(self._reduction, piece))
+        clipped = self.recorder.collect(scale=_undoing(self._reduction, piece))
+        if len(clipped.norms) > piece.size:
+            raise InvalidArgument(
+                f"a lot of {piece.size} examples went backward as {len(clipped.norms)}: each may count once; want one "
+                "backward pass for all losses of an example"
+            )
+        return clipped
 
     def _scale(self) -> float | None:
         """What undoes the loss's reduction, if that is known in the middle of the backward pass."""

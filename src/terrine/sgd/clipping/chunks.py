@@ -20,7 +20,8 @@ from terrine.sgd.clipping.examples import Lot, chunks, trained
 FIRST = 4  # examples in the part that is measured
 LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
 SHARE = 0.85  # of what the plain step would keep
-RECORDED, WAITING = 24 << 20, 0.25  # bytes of a recorded part at least, and its share of what the whole lot takes
+RECORDED, PASSES = 16 << 20, 8  # bytes of a recorded part that are worth it, alone and for each byte of parameters
+WAITING = 0.22  # of what the whole lot takes: a recorded part that is not too large
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
 
 _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
@@ -67,10 +68,11 @@ def within(memory: float, activations: float, gradients: float) -> int:
     return max(1, int(min(memory / max(activations + gradients, 1.0), 1 << 62)))
 
 
-def recorded(activations: float, size: int, parameters: int) -> int:
-    """How many examples make one part of a lot that went forward as a whole.
+def recorded(activations: float, size: int, parameters: int) -> list[int]:
+    """The parts of a lot whose activations all wait for its backward pass, to which each part adds what it needs.
 
-    Its activations are there anyway; what a part takes is the gradients of its own.
+    Equally large: what one part leaves in memory is what the next one takes. None so small that its passes over the
+    weights and the sums are dear.
     """
-    target = max(RECORDED, WAITING * activations * size) + 2 * parameters
-    return size if SLACK * target >= activations * size else max(1, int(target / activations))
+    most = max(RECORDED + PASSES * parameters, WAITING * activations * size)
+    return evenly(size, size if SLACK * most >= activations * size else max(1, int(most / activations)))

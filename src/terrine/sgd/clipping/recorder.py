@@ -17,13 +17,14 @@ from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
-from terrine.sgd.clipping.chunks import FIRST, evenly, recorded
+from terrine.sgd.clipping.chunks import FIRST, recorded
 from terrine.sgd.clipping.examples import trained
 from terrine.sgd.clipping.parts import Part, can_be_cut, can_be_joined, cut, joined
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
+from terrine.sgd.clipping.workspace import Blocks
 from terrine.sgd.validate import validate
 
 _SHARE = 0.2  # so much of the memory of its activations may a recorded part's per-example gradients take
@@ -46,6 +47,7 @@ class Recorder:
         self._open: list[_Pass | None] = []
         self._leaked: set[str] = set()
         self._sums: Sums | None = None
+        self._blocks = Blocks()
         self._each: dict[Any, float] = {}  # bytes of one example's activations, by its shape; 0: not to be cut
         self._hooks: list[Any] = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
@@ -59,7 +61,7 @@ class Recorder:
 
         Raises: InvalidArgument where a gradient reached a parameter around the recorder.
         """
-        parts, leaked = [part for lot in self._lots for part in lot if part.heard], sorted(self._leaked)
+        parts, leaked = self._heard(), sorted(self._leaked)
         sums = self._sums or Sums(trained(self.model))
         self.discard()
         if leaked:
@@ -77,6 +79,7 @@ class Recorder:
         self._lots.clear()
         self._leaked.clear()
         self._sums = None
+        self._blocks.release()
 
     def close(self) -> None:
         """Detach from the model."""
@@ -84,6 +87,9 @@ class Recorder:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def _heard(self) -> list[Part]:
+        return [part for lot in self._lots for part in lot if part.heard]
 
     def _add(self, part: Part, sums: Sums, scale: float) -> None:
         """Clip a part and add it up, unless that has been done."""
@@ -102,6 +108,8 @@ class Recorder:
         if len(lot) > 1 and scale is not None:
             self._sums = self._sums or Sums(trained(self.model))
             self._add(part, self._sums, scale)
+            if all(one.norms is not None for one in self._heard()):
+                self._blocks.release()
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         self._open.append(None)
@@ -146,7 +154,7 @@ class Recorder:
 
     def _begin(self, sizes: list[int], parameters: dict[str, nn.Parameter]) -> list[Part]:
         self._lots = [lot for lot in self._lots if any(part.heard for part in lot)]
-        self._lots.append([Part(parameters, size, _SHARE, self._through) for size in sizes])
+        self._lots.append([Part(parameters, size, _SHARE, self._blocks, self._through) for size in sizes])
         return self._lots[-1]
 
     def _sizes(self, module: nn.Module, given: Any, x: Tensor, parameters: dict[str, nn.Parameter]) -> list[int]:
@@ -157,13 +165,19 @@ class Recorder:
         if key not in self._each:
             self._each[key] = self._tried(module, cut(given, size, 0, FIRST), parameters)
         room = sum(one.numel() * one.element_size() for one in parameters.values())
-        return evenly(size, recorded(self._each[key], size, room))
+        return recorded(self._each[key], size, room)
 
     def _tried(self, module: nn.Module, given: Any, parameters: dict[str, nn.Parameter]) -> float:
-        """What one example's activations take, and 0.0 for a model whose outputs cannot be joined: tried on a few."""
-        part = Part(parameters, FIRST, _SHARE, lambda _: None)
-        with torch.random.fork_rng(devices=[]), self._watching(part, given):
-            output = module.forward(*given[0], **given[1])
+        """What one example's activations take, tried on a few; 0.0 for a model that is not to be cut.
+
+        The trial is not part of the lot: a run that is resumed cuts its lots as it would have without a break.
+        """
+        part = Part(parameters, FIRST, _SHARE, Blocks(), lambda _: None)
+        try:
+            with torch.random.fork_rng(devices=[]), self._watching(part, given):
+                output = module.forward(*given[0], **given[1])
+        except (RuntimeError, ValueError):
+            return 0.0  # not for so few; what is wrong with it shows when the lot runs
         return part.bytes / FIRST if can_be_joined(module, output, FIRST) else 0.0
 
     def _leak(self, name: str) -> Any:
