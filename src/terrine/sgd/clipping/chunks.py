@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from terrine.sgd.clipping.examples import Lot, chunks, trained
 
 FIRST = 4  # examples in the part that is measured
-LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
+LEAST, MOST = 24 << 20, 256 << 20  # bytes of one part
 SHARE = 0.85  # of what the plain step would keep
 RECORDED, PASSES = 16 << 20, 8  # bytes of a recorded part that are worth it, alone and for each byte of parameters
 WAITING = 0.22  # of what the whole lot takes: a recorded part that is not too large

@@ -32,7 +32,7 @@ class Blocks:
         best = min(fitting, key=lambda i: free[i].numel(), default=None)
         if best is None and free:
             del free[0]  # what no longer fits makes room
-        spare = size // 8  # for the next lot, which may be larger; pages that nobody touches cost nothing
+        spare = size // 3  # for the next lot, which may be larger; pages that nobody touches cost nothing
         self._lent.append(free.pop(best) if best is not None else torch.empty(size + spare, dtype=dtype))
         return self._lent[-1]
 
