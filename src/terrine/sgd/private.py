@@ -210,6 +210,7 @@ class Run:
         self._reduction: Reduction | None = None
         self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
         if recorder is not None:
+            recorder.scale = self._scale
             # Around the recorder's hooks: it sees neither watched tensors nor a lot without rows.
             before = step.model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
             self._hooks.append(before)
@@ -283,8 +284,20 @@ class Run:
                     "the loss could not be followed from the model's output to loss.backward(); "
                     "want make_private(..., criterion=criterion) to tell a mean from a sum"
                 )
-        scale = 1.0 if self._reduction is None else self._reduction.scale(piece.size)
-        return self.recorder.collect(scale=scale)
+        clipped = self.recorder.collect(scale=_undoing(self._reduction, piece))
+        if len(clipped.norms) > piece.size:
+            raise InvalidArgument(
+                f"a lot of {piece.size} examples went backward as {len(clipped.norms)}: each may count once; want one "
+                "backward pass for all losses of an example"
+            )
+        return clipped
+
+    def _scale(self) -> float | None:
+        """What undoes the loss's reduction, if that is known in the middle of the backward pass."""
+        reduction = self._reduction if self._tape is None else self._tape.found
+        if self._piece is None or (reduction is None and self._tape is not None):
+            return None
+        return _undoing(reduction, self._piece)
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Prepare the model for what it was given, where that is the lot that was handed out."""
@@ -324,6 +337,10 @@ class Run:
         else:
             return self._tape.watch(output, output=True)
         return None
+
+
+def _undoing(reduction: Reduction | None, piece: Piece) -> float:
+    return 1.0 if reduction is None else reduction.scale(piece.size)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

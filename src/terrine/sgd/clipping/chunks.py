@@ -18,8 +18,10 @@ from torch.utils import _pytree as pytree
 from terrine.sgd.clipping.examples import Lot, chunks, trained
 
 FIRST = 4  # examples in the part that is measured
-LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
+LEAST, MOST = 24 << 20, 256 << 20  # bytes of one part
 SHARE = 0.85  # of what the plain step would keep
+RECORDED, PASSES = 16 << 20, 8  # bytes of a recorded part that are worth it, alone and for each byte of parameters
+WAITING = 0.22  # of what the whole lot takes: a recorded part that is not too large
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
 
 _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
@@ -44,8 +46,15 @@ def stops(
             parameters = sum(p.numel() * p.element_size() for p in trained(model).values())
             known[key] = min(fitting(*measured(), size, parameters), within(memory, *measured()))
         chunk = known[key] if size > SLACK * known[key] else size
-    parts = -(-(size - start) // chunk)
-    yield from (start + stop for _, stop in chunks(size - start, -(-(size - start) // max(parts, 1)) or 1))
+    for part in evenly(size - start, chunk):
+        start += part
+        yield start
+
+
+def evenly(size: int, most: int) -> list[int]:
+    """`size` examples as parts of at most `most`, about equally large."""
+    parts = max(-(-size // most), 1)
+    return [stop - start for start, stop in chunks(size, max(-(-size // parts), 1))]
 
 
 def fitting(activations: float, gradients: float, size: int, parameters: int) -> int:
@@ -57,3 +66,13 @@ def fitting(activations: float, gradients: float, size: int, parameters: int) ->
 def within(memory: float, activations: float, gradients: float) -> int:
     """How many examples' activations and kept gradients take at most `memory` bytes, about; one always may."""
     return max(1, int(min(memory / max(activations + gradients, 1.0), 1 << 62)))
+
+
+def recorded(activations: float, size: int, parameters: int) -> list[int]:
+    """The parts of a lot whose activations all wait for its backward pass, to which each part adds what it needs.
+
+    Equally large: what one part leaves in memory is what the next one takes. None so small that its passes over the
+    weights and the sums are dear.
+    """
+    most = max(RECORDED + PASSES * parameters, WAITING * activations * size)
+    return evenly(size, size if SLACK * most >= activations * size else max(1, int(most / activations)))

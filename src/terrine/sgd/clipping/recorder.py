@@ -7,8 +7,9 @@ the same examples (two views of one lot); a forward pass after a backward begins
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,31 +17,38 @@ from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
+from terrine.sgd.clipping.chunks import FIRST, recorded
 from terrine.sgd.clipping.examples import trained
+from terrine.sgd.clipping.parts import Part, can_be_cut, can_be_joined, cut, joined
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
-from terrine.sgd.clipping.tape import Tape
+from terrine.sgd.clipping.workspace import Blocks
 from terrine.sgd.validate import validate
 
-_SHARE = 0.2  # a recorded lot cannot be cut into parts: so much more memory may its per-example gradients take
+_SHARE = 0.2  # so much of the memory of its activations may a recorded part's per-example gradients take
 
 
 class Recorder:
     """Watches an ordinary forward and backward pass, and turns what it saw into a clipped sum.
 
-    `clip` may be set between steps: adaptive clipping is a flat bound that moves.
+    `clip` may be set between steps: adaptive clipping is a flat bound that moves. Where `scale()` knows before the
+    backward pass what `collect` will be told, a large lot is taken in parts, see `parts.py`.
     """
 
     def __init__(self, model: nn.Module, *, clip: float | ClippingRule) -> None:
         validate(model)
         self.model = model
         self.clip: ClippingRule = as_rule(clip)
-        self._tapes: list[Tape] = []
-        self._open: list[ExitStack | None] = []
-        self._leaked: set[str] = set()
+        self.scale: Callable[[], float | None] = _unknown
         self.measured: tuple[float, float] | None = None  # bytes of one example's activations, and gradients kept
+        self._lots: list[list[Part]] = []  # the parts of every lot that went forward
+        self._open: list[_Pass | None] = []
+        self._leaked: set[str] = set()
+        self._sums: Sums | None = None
+        self._blocks = Blocks()
+        self._each: dict[Any, float] = {}  # bytes of one example's activations, by its shape; 0: not to be cut
         self._hooks: list[Any] = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave, always_call=True),
@@ -53,25 +61,25 @@ class Recorder:
 
         Raises: InvalidArgument where a gradient reached a parameter around the recorder.
         """
-        tapes, leaked = [tape for tape in self._tapes if tape.heard], sorted(self._leaked)
+        parts, leaked = self._heard(), sorted(self._leaked)
+        sums = self._sums or Sums(trained(self.model))
         self.discard()
         if leaked:
             raise InvalidArgument(
                 f"{', '.join(leaked)}: used outside the model's forward pass, or recomputed in the backward pass "
                 "(checkpointing), where no gradient can be clipped; sgd.clipped_sum takes any model"
             )
-        sums = Sums(trained(self.model))
-        norms = [torch.zeros(0)]
-        with torch.no_grad():
-            for tape in tapes:
-                self.measured = tape.bytes / tape.examples, tape.rows / tape.examples
-                norms.append(sums.add(*tape.finish(), self.clip, scale))
-        return Clipped(sums.totals(), torch.cat(norms[1:] or norms))
+        for part in parts:
+            self._add(part, sums, scale)
+        norms = [part.norms for part in parts if part.norms is not None]
+        return Clipped(sums.totals(), torch.cat(norms) if norms else torch.zeros(0))
 
     def discard(self) -> None:
         """Forget what was recorded."""
-        self._tapes.clear()
+        self._lots.clear()
         self._leaked.clear()
+        self._sums = None
+        self._blocks.release()
 
     def close(self) -> None:
         """Detach from the model."""
@@ -80,36 +88,111 @@ class Recorder:
             hook.remove()
         self._hooks.clear()
 
-    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _heard(self) -> list[Part]:
+        return [part for lot in self._lots for part in lot if part.heard]
+
+    def _add(self, part: Part, sums: Sums, scale: float) -> None:
+        """Clip a part and add it up, unless that has been done."""
+        if part.norms is not None:
+            if part.scale != scale:
+                raise InvalidArgument(f"scale={scale}: want {part.scale}, by which a part of the lot was clipped")
+            return
+        self.measured = part.bytes / part.examples, part.rows / part.examples
+        with torch.no_grad():
+            part.norms, part.scale = sums.add(*part.finish(), self.clip, scale), scale
+
+    def _through(self, part: Part) -> None:
+        """A part has heard all its gradients; where others follow, it makes room for theirs."""
+        scale = self.scale()
+        lot = next((lot for lot in self._lots if part in lot), [])
+        if len(lot) > 1 and scale is not None:
+            self._sums = self._sums or Sums(trained(self.model))
+            self._add(part, self._sums, scale)
+            if all(one.norms is not None for one in self._heard()):
+                self._blocks.release()
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         self._open.append(None)
         if not torch.is_grad_enabled() or len(self._open) > 1:
-            return
+            return None
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
         parameters = trained(module)
         if not leaves or not parameters:
-            return
-        tape = self._tape(int(leaves[0].shape[0]), parameters)
-        tape.mark(leaves)
+            return None
+        size = int(leaves[0].shape[0])
+        lot = self._begun(size) or self._begin(self._sizes(module, (args, kwargs), leaves[0], parameters), parameters)
+        given, outputs, start = (args, kwargs), [], 0
+        for part in lot[:-1]:
+            some = cut(given, size, start, start + part.examples)
+            with self._watching(part, some):
+                outputs.append(module.forward(*some[0], **some[1]))
+            start += part.examples
+        last = cut(given, size, start, size) if start else given
+        self._open[-1] = _Pass(self._watching(lot[-1], last), outputs)
+        return last
+
+    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        here = self._open.pop() if self._open else None  # none where another hook failed before ours was called
+        if here is None:
+            return None
+        here.watch.close()
+        return joined([*here.outputs, output]) if here.outputs and output is not None else None
+
+    def _watching(self, part: Part, given: Any) -> ExitStack:
+        """What is computed until it is closed, from this part of the lot, is on the tape."""
+        part.mark(pytree.tree_leaves(given))
         watch = ExitStack()
-        watch.enter_context(own_rules(module, tape))
-        watch.enter_context(tape)
-        self._open[-1] = watch
+        watch.enter_context(own_rules(self.model, part))
+        watch.enter_context(part)
+        return watch
 
-    def _tape(self, size: int, parameters: dict[str, nn.Parameter]) -> Tape:
-        last = self._tapes[-1] if self._tapes else None
-        if last is not None and not last.heard and last.examples == size:
-            return last
-        self._tapes = [tape for tape in self._tapes if tape.heard]
-        self._tapes.append(Tape(parameters, size, _SHARE))
-        return self._tapes[-1]
+    def _begun(self, size: int) -> list[Part] | None:
+        """The lot that went forward last, if it still waits for its backward pass: the same examples again."""
+        last = self._lots[-1] if self._lots else []
+        begun = last and not any(part.heard for part in last) and sum(part.examples for part in last) == size
+        return last if begun else None
 
-    def _leave(self, *_: Any) -> None:
-        watch = self._open.pop() if self._open else None  # none where another hook failed before ours was called
-        if watch is not None:
-            watch.close()
+    def _begin(self, sizes: list[int], parameters: dict[str, nn.Parameter]) -> list[Part]:
+        self._lots = [lot for lot in self._lots if any(part.heard for part in lot)]
+        self._lots.append([Part(parameters, size, _SHARE, self._blocks, self._through) for size in sizes])
+        return self._lots[-1]
+
+    def _sizes(self, module: nn.Module, given: Any, x: Tensor, parameters: dict[str, nn.Parameter]) -> list[int]:
+        """The examples of each part."""
+        size, key = len(x), x.shape[1:]
+        if size <= FIRST or not can_be_cut(module, given):
+            return [size]
+        if key not in self._each:
+            self._each[key] = self._tried(module, cut(given, size, 0, FIRST), parameters)
+        room = sum(one.numel() * one.element_size() for one in parameters.values())
+        return recorded(self._each[key], size, room)
+
+    def _tried(self, module: nn.Module, given: Any, parameters: dict[str, nn.Parameter]) -> float:
+        """What one example's activations take, tried on a few; 0.0 for a model that is not to be cut.
+
+        The trial is not part of the lot: a run that is resumed cuts its lots as it would have without a break.
+        """
+        part = Part(parameters, FIRST, _SHARE, Blocks(), lambda _: None)
+        try:
+            with torch.random.fork_rng(devices=[]), self._watching(part, given):
+                output = module.forward(*given[0], **given[1])
+        except (RuntimeError, ValueError):
+            return 0.0  # not for so few; what is wrong with it shows when the lot runs
+        return part.bytes / FIRST if can_be_joined(module, output, FIRST) else 0.0
 
     def _leak(self, name: str) -> Any:
         def hook(_: Tensor) -> None:
             self._leaked.add(name)
 
         return hook
+
+
+class _Pass(NamedTuple):
+    """A forward pass under way: how to end it, and the outputs of the parts before its last."""
+
+    watch: ExitStack
+    outputs: list[Any]
+
+
+def _unknown() -> float | None:
+    return None

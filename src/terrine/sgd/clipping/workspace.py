@@ -1,8 +1,8 @@
 """Memory that is used again: fresh pages are the dearest thing on a CPU.
 
 The sums of a lot lie in memory that the same parameters' next lot takes up again, once nobody holds it any more.
-Per-example gradients live from a layer's backward pass to the end of their part of the lot. Inside `reused` they
-lie in blocks that the model's next part, and its next lot, will use again; elsewhere in memory of their own.
+Per-example gradients live from a layer's backward pass to the end of their part of the lot. Inside `reused` and
+`using` they lie in blocks that the next part, and the next lot, will use again; elsewhere in memory of their own.
 """
 
 from __future__ import annotations
@@ -17,39 +17,67 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-_blocks: weakref.WeakKeyDictionary[nn.Module, list[Tensor]] = weakref.WeakKeyDictionary()
+
+class Blocks:
+    """Memory that is lent out piece by piece, and all of it free again at once."""
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+        self._lent: list[Tensor] = []
+
+    def lend(self, size: int, dtype: torch.dtype) -> Tensor:
+        """A free block of at least `size` numbers."""
+        free = self._free
+        fitting = [i for i, block in enumerate(free) if size <= block.numel() <= 2 * size and block.dtype == dtype]
+        best = min(fitting, key=lambda i: free[i].numel(), default=None)
+        if best is None and free:
+            del free[0]  # what no longer fits makes room
+        spare = size // 3  # for the next lot, which may be larger; pages that nobody touches cost nothing
+        self._lent.append(free.pop(best) if best is not None else torch.empty(size + spare, dtype=dtype))
+        return self._lent[-1]
+
+    def release(self) -> None:
+        """Nobody needs what was lent; what was not needed this time is given up."""
+        if self._lent:
+            self._free, self._lent = self._lent, []
+
+
+_kept: weakref.WeakKeyDictionary[nn.Module, Blocks] = weakref.WeakKeyDictionary()
 _here = threading.local()
 
 _SMALL = 1 << 18  # numbers; less is not worth keeping
 
 
 @contextmanager
-def reused(model: nn.Module) -> Iterator[None]:
-    """Within, `empty` takes from the model's blocks; afterwards all of them are free again."""
-    if getattr(_here, "free", None) is not None:
+def using(blocks: Blocks) -> Iterator[None]:
+    """Within, `empty` takes from these blocks, unless it takes from others already."""
+    if getattr(_here, "blocks", None) is not None:
         yield
         return
-    _here.free, _here.taken = _blocks.pop(model, []), []
+    _here.blocks = blocks
     try:
         yield
-        _blocks[model] = _here.taken  # what this part did not need is given up
     finally:
-        _here.free = _here.taken = None
+        _here.blocks = None
+
+
+@contextmanager
+def reused(model: nn.Module) -> Iterator[None]:
+    """Within, `empty` takes from the model's blocks; afterwards all of them are free again."""
+    blocks = _kept.pop(model, None) or Blocks()
+    with using(blocks):
+        yield
+    blocks.release()
+    _kept[model] = blocks
 
 
 def empty(rows: int, width: int, like: Tensor) -> Tensor:
     """An uninitialised matrix of the type of `like`."""
-    free: list[Tensor] | None = getattr(_here, "free", None)
+    blocks: Blocks | None = getattr(_here, "blocks", None)
     size = rows * width
-    if free is None or size < _SMALL or like.device.type != "cpu":
+    if blocks is None or size < _SMALL or like.device.type != "cpu":
         return like.new_empty(rows, width)
-    fitting = [i for i, block in enumerate(free) if size <= block.numel() <= 2 * size and block.dtype == like.dtype]
-    best = min(fitting, key=lambda i: free[i].numel(), default=None)
-    if best is None and free:
-        del free[0]  # what no longer fits makes room
-    block = free.pop(best) if best is not None else torch.empty(size, dtype=like.dtype)
-    _here.taken.append(block)
-    return block[:size].view(rows, width)
+    return blocks.lend(size, like.dtype)[:size].view(rows, width)
 
 
 def limit(room: float) -> None:
