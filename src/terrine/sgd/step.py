@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from terrine.sgd import distributed
+from terrine.sgd import distributed, kernels
 from terrine.sgd.clipping import Clipped, ClippingRule
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
@@ -31,7 +31,8 @@ class Step:
         self._sums: dict[str, Tensor] = {}
         self._within = 0.0
         self._released = False
-        key.draw(Purpose.NOISE, plan.steps).normal(2)  # compiles or loads what makes noise: no step shall wait for it
+        kernels.load()
+        key.draw(Purpose.NOISE, plan.steps).normal(2)  # loads what makes noise: no step shall wait for it
 
     @property
     def rule(self) -> ClippingRule:

@@ -62,7 +62,7 @@ class Dense:
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         rows = self.rows.flatten(1) if self.rows.dim() > 1 else self.rows.unsqueeze(1)
-        if rows.numel() >= CACHED and kernels.take(rows, factor, total) and rows.is_contiguous():
+        if rows.shape[1] >= WIDE and kernels.take(rows, factor, total) and rows.is_contiguous():
             kernels.add_weighted(total, rows, factor, fresh)
         elif rows.dtype is total.dtype is factor.dtype:
             total.view(-1).addmv_(rows.t(), factor, beta=float(not fresh))
@@ -297,6 +297,8 @@ def prefers_direct(positions: int, width: int, height: int) -> bool:
 
 TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memory and back, twice
 
+
+WIDE = 1 << 12  # numbers of a gradient from which on the library's sums of rows are slow
 
 CACHED = 1 << 18  # numbers that stay in a core's cache from one operation to the next
 

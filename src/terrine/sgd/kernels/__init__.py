@@ -24,11 +24,19 @@ from terrine.sgd.kernels.image import Image
 SPARE = 64
 """Random words that every block of noise has left for values whose own are too few, see `normals.py`."""
 
-__all__ = ["SPARE", "Image", "add_weighted", "applied", "prefers_direct", "take"]
+__all__ = ["SPARE", "Image", "add_weighted", "applied", "load", "prefers_direct", "take"]
 
 _CACHED, _FAR = 25.0, 110.0  # multiply-adds in the time a gradient's number takes to be kept, in cache and in memory
 _SMALL = 1 << 15  # numbers of a gradient of which a lot's stay in cache until they are needed again
 _TILE = 64.0  # multiply-adds in the time it takes to add up the parts of one entry of a Gram matrix
+
+
+def load() -> None:
+    """Have all of them compiled, or loaded, now: no step shall wait for it."""
+    from terrine.sgd.kernels import features, gram, normals, outer, team, weighted  # noqa: F401  each adds its own
+
+    for kernel in team.Kernel.all:
+        _ = kernel.compiled
 
 
 def take(*tensors: Tensor) -> bool:

@@ -18,7 +18,7 @@ from hashlib import sha256
 from inspect import Parameter, Signature
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -42,8 +42,11 @@ def inner(function: Callable[..., Any]) -> Any:
 class Kernel:
     """A function of a job's address, compiled when it is first needed."""
 
+    all: ClassVar[list[Kernel]] = []
+
     def __init__(self, function: Callable[[Any], None]) -> None:
         self._function = function
+        self.all.append(self)
 
     @cached_property
     def compiled(self) -> Any:

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from terrine.sgd.kernels.team import FIRST, ITEMS, TAKEN, Kernel, floats, taken
 
 BLOCK = 2048
-ROWS, EXAMPLES, WIDTH, FACTORS, TOTAL, FRESH = range(FIRST, FIRST + 6)
+"""Most numbers of every row that are added up at a time."""
+ROWS, EXAMPLES, WIDTH, FACTORS, TOTAL, FRESH, SIZE = range(FIRST, FIRST + 7)
 
 
 def add_weighted(total: Tensor, rows: Tensor, factor: Tensor, fresh: bool) -> None:
     """total += sum_i factor_i rows_i of rows (n, numbers), or = where it is fresh; contiguous float32 all of them."""
     n, width = rows.shape
-    _weighted.work(-(-width // BLOCK), rows.data_ptr(), n, width, factor.data_ptr(), total.data_ptr(), fresh)
+    size = max(64, min(BLOCK, -(-width // (2 * torch.get_num_threads()))))
+    _weighted.work(-(-width // size), rows.data_ptr(), n, width, factor.data_ptr(), total.data_ptr(), fresh, size)
 
 
 @Kernel
 def _weighted(job: Any) -> None:
     n, width, factors = job[EXAMPLES], job[WIDTH], floats(job[FACTORS])
     while True:
-        start = taken(job, TAKEN) * BLOCK
-        if start >= job[ITEMS] * BLOCK:
+        start = taken(job, TAKEN) * job[SIZE]
+        if start >= job[ITEMS] * job[SIZE]:
             break
-        size = min(BLOCK, width - start)
+        size = min(job[SIZE], width - start)
         total = floats(job[TOTAL] + 4 * start)
         if job[FRESH]:
             for k in range(size):
