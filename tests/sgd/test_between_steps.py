@@ -14,6 +14,7 @@ from terrine.sgd.clipping import lot as lot_module
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.contribution import Dense, Outer
 from terrine.sgd.clipping.examples import trained
+from terrine.sgd.clipping.rules import norms
 from terrine.sgd.clipping.single import Single, Vector
 from terrine.sgd.validate import validate
 
@@ -273,3 +274,16 @@ def test_attention_weights_are_followed():
 
     for average in (True, False):
         agree(Weighted(average).double(), torch.randn(5, 4, 8).double(), torch.randint(3, (5,)))
+
+
+@pytest.mark.parametrize("cached", [1 << 16, 48], ids=["at once", "in parts"])
+@pytest.mark.parametrize("still", [None, "weight", "bias"])
+@pytest.mark.parametrize("shape", [(6,), (2, 3)], ids=str)
+def test_layer_norm_at_once_and_in_parts(cached, still, shape, monkeypatch):
+    monkeypatch.setattr(norms, "_CACHED", cached)
+    norm = nn.LayerNorm(shape)
+    nn.init.normal_(norm.weight)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Unflatten(-1, shape), norm, nn.Flatten(1), nn.Linear(24, 3)).double()
+    if still is not None:
+        norm.get_parameter(still).requires_grad_(False)
+    agree(model, torch.randn(7, 4, 5).double(), torch.randint(3, (7,)))

@@ -39,15 +39,30 @@ def _with_deviations(
     y, x, mean, scale = (by_example(tensor, use.where, use.examples, dims) for tensor in tensors)
     if dims > 1:
         y, x, mean, scale = (tensor.flatten(2) for tensor in (y, x, mean, scale))
+    if weight is None:
+        return [] if bias is None else [(bias, vector(bias, y.sum(1)))]
     n, positions, width = y.shape
-    rows, sums = y.new_empty(2, n, width).unbind(0)
-    for start, stop in chunks(n, max(1, 2 * _CACHED * torch.get_num_threads() // (positions * width))):
-        part = y[start:stop]
-        if weight is not None:
-            apart = torch.sub(x[start:stop], mean[start:stop], out=scratch("products", tuple(part.shape), part))
-            torch.bmm(scale[start:stop].mT, apart.mul_(part), out=rows[start:stop].unsqueeze(1))
-        torch.sum(part, 1, out=sums[start:stop])
-    return [(piece, vector(piece, made)) for piece, made in ((weight, rows), (bias, sums)) if piece is not None]
+    step = max(1, 2 * _CACHED * torch.get_num_threads() // (positions * width))
+    if step >= n:
+        rows, sums = _sums(y, x, mean, scale)
+    else:
+        rows, sums = y.new_empty(2, n, width).unbind(0)
+        for start, stop in chunks(n, step):
+            part = slice(start, stop)
+            room = scratch("products", tuple(y[part].shape), y)
+            _sums(y[part], x[part], mean[part], scale[part], room, rows[part], sums[part])
+    found: Found = [(weight, vector(weight, rows))]
+    return found if bias is None else [*found, (bias, vector(bias, sums))]
+
+
+def _sums(
+    y: Tensor, x: Tensor, mean: Tensor, scale: Tensor,
+    room: Tensor | None = None, rows: Tensor | None = None, sums: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Both sums of these examples, (n, width) each; in memory that is given, or their own."""
+    apart = torch.sub(x, mean, out=room).mul_(y)
+    weighted = torch.bmm(scale.mT, apart, out=None if rows is None else rows.unsqueeze(1))
+    return weighted.squeeze(1), torch.sum(y, 1, out=sums)
 
 
 def _with_mean_and_scale(
