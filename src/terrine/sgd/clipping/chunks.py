@@ -18,10 +18,12 @@ from torch.utils import _pytree as pytree
 from terrine.sgd.clipping.examples import Lot, chunks, trained
 
 FIRST = 4  # examples in the part that is measured
-LEAST, MOST = 24 << 20, 256 << 20  # bytes of one part
+LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
+MODEST, FEW = 128 << 20, 0.3  # bytes of a part whose kept gradients take at most so much of its activations
 SHARE = 0.85  # of what the plain step would keep
 RECORDED, PASSES = 16 << 20, 8  # bytes of a recorded part that are worth it, alone and for each byte of parameters
 WAITING = 0.22  # of what the whole lot takes: a recorded part that is not too large
+MANY = 64  # examples of a part that are worth it although the lot is modest
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
 
 _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
@@ -59,7 +61,8 @@ def evenly(size: int, most: int) -> list[int]:
 
 def fitting(activations: float, gradients: float, size: int, parameters: int) -> int:
     """How many examples make one part of a lot: what the plain step would keep, for activations and kept gradients."""
-    target = min(max(LEAST, SHARE * activations * size), MOST) + 2 * parameters
+    least = MODEST if gradients <= FEW * activations else LEAST
+    target = min(max(least, SHARE * activations * size), MOST) + 2 * parameters
     return max(1, int(target / max(activations + gradients, 1.0)))
 
 
@@ -75,4 +78,6 @@ def recorded(activations: float, size: int, parameters: int) -> list[int]:
     weights and the sums are dear.
     """
     most = max(RECORDED + PASSES * parameters, WAITING * activations * size)
-    return evenly(size, size if SLACK * most >= activations * size else max(1, int(most / activations)))
+    total, part = activations * size, int(most / max(activations, 1.0))
+    whole = SLACK * most >= total or (total <= MODEST and part < MANY)
+    return evenly(size, size if whole else max(1, part))
