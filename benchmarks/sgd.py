@@ -5,11 +5,11 @@
     python benchmarks/sgd.py epoch                 with the sampler, against the plain loop with a DataLoader
     python benchmarks/sgd.py --json sgd.json       figures as JSON as well
 
-Every candidate runs in a fresh process of its own; the processes take turns, step by step, so that whatever else
-the machine does falls on all alike. Time is the median over rounds; a ratio is to the better of the two plain
-steps (as is, and with channels_last memory), taken round by round. "epoch" is a tenth of an epoch, loading and
-sampling included. Memory is the peak resident size during steps
-above the size before the first step.
+Every candidate runs in a fresh process of its own; the processes take turns of about a tenth of a second, so that
+whatever else the machine does falls on all alike. A step's time is the mean over a turn, then the median over
+rounds; a ratio is to the better of the two plain steps (as is, and with channels_last memory), taken round by round.
+"epoch" is a tenth of an epoch, loading and sampling included. Memory is the peak resident size during steps above the
+size before the first step.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 Step = Callable[[], None]
 
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1
+TURN = 0.1  # seconds
 PLAIN = ("plain", "plain channels_last")
 
 
@@ -326,7 +327,7 @@ def resident(field: str) -> float:
 
 
 def serve(pipe: Any, name: str, candidate: str, threads: int) -> None:
-    """A candidate's process: build, report memory, then one timed step for every message."""
+    """A candidate's process: build, report memory, then for every message so many steps, timed."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     try:
@@ -338,10 +339,11 @@ def serve(pipe: Any, name: str, candidate: str, threads: int) -> None:
         for _ in range(3):
             step()
         pipe.send(("memory", resident("VmHWM") - before))
-        while pipe.recv():
+        while steps := pipe.recv():
             wall, busy = time.perf_counter(), time.process_time()
-            step()
-            pipe.send(("time", (time.perf_counter() - wall, time.process_time() - busy)))
+            for _ in range(steps):
+                step()
+            pipe.send(("time", ((time.perf_counter() - wall) / steps, (time.process_time() - busy) / steps)))
     except (EOFError, KeyboardInterrupt):
         return
     except Exception as error:
@@ -349,7 +351,7 @@ def serve(pipe: Any, name: str, candidate: str, threads: int) -> None:
 
 
 def measure(work: Workload, candidates: list[str], rounds: int, threads: int, clock: int) -> dict[str, Any]:
-    """Interleaved rounds of one step of every candidate."""
+    """Interleaved turns of every candidate, all of as many steps."""
     context = multiprocessing.get_context("spawn")
     pipes, result = {}, {}
     for candidate in candidates:
@@ -361,9 +363,12 @@ def measure(work: Workload, candidates: list[str], rounds: int, threads: int, cl
         result[candidate] = {"memory": value, "times": []} if kind == "memory" else {"failed": value}
         if kind == "memory":
             pipes[candidate] = here
+    first = next(iter(pipes.values()))
+    first.send(3)
+    steps = max(1, round(TURN / _ask(first)[1][0]))
     for _ in range(rounds):
         for candidate, pipe in pipes.items():
-            pipe.send(True)
+            pipe.send(steps)
             result[candidate]["times"].append(_ask(pipe)[1][clock])
     for pipe in pipes.values():
         pipe.close()

@@ -9,9 +9,10 @@ import pytest
 import torch
 from scipy import stats
 
-from terrine.sgd.kernel import add_normals, refine
+from terrine.sgd.kernels import SPARE, aes
+from terrine.sgd.kernels.normals import add_normals, refine
 from terrine.sgd.noise import Key, Purpose
-from terrine.sgd.normal import BLOCK, RUN, SPARE
+from terrine.sgd.normal import BLOCK, RUN
 
 KEY = Key.seeded(7)
 ALARM = 1e-6  # false-alarm rate of every statistical test here; seeds are fixed, so each either passes or never does
@@ -143,10 +144,24 @@ def test_two_draws_of_one_address_do_not_share_values():
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(1000)
 
 
-def test_a_thread_that_fails_is_heard(monkeypatch):
-    monkeypatch.setattr("terrine.sgd.normal.Normals._add", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        draw().normal(8 * RUN * BLOCK)
+def test_round_keys_are_those_of_the_standard():
+    """FIPS 197, appendix C.3."""
+    keys = aes.schedule(bytes(range(32))).tobytes()
+    assert len(keys) == 15 * 16
+    assert keys[:32] == bytes(range(32))
+    assert keys[-16:].hex() == "24fc79ccbf0979e9371ac23c6d68de36"
+
+
+@pytest.mark.skipif(not aes.available(), reason="this processor has no instructions for AES")
+@pytest.mark.parametrize("step", [0, 200, 2**40 + 129])
+def test_the_processor_and_the_library_make_the_same_noise(step, monkeypatch):
+    sizes = [5, 3 * BLOCK + 1, 2, RUN * BLOCK + 3]
+    here = [torch.full((size,), 0.5) for size in sizes]
+    draw(step).protect(here, 3.0, over=8.0)
+    monkeypatch.setattr(aes, "available", lambda: False)
+    there = [torch.full((size,), 0.5) for size in sizes]
+    draw(step).protect(there, 3.0, over=8.0)
+    assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))
 
 
 def test_each_index_is_chosen_with_the_rate():

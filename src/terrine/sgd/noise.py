@@ -70,7 +70,7 @@ class Draw:
     """
 
     def __init__(self, secret: bytes, purpose: Purpose, step: int) -> None:
-        self._cipher = algorithms.AES(secret)
+        self._secret, self._cipher = secret, algorithms.AES(secret)
         self._address = int(purpose).to_bytes(1, "big") + step.to_bytes(7, "big")
         self._normal = 1
 
@@ -167,7 +167,9 @@ class Draw:
 
     def _add(self, tensors: Sequence[Tensor], deviation: float, grid: float = 0.0, over: float = 1.0) -> None:
         simple = [tensor.detach().numpy().reshape(-1) for tensor in tensors if _is_simple(tensor)]
-        self._normal += Normals(self.segment, deviation, grid, over).add(simple, self._normal)
+        self._normal += Normals(self.segment, self._secret, self._address, deviation, grid, over).add(
+            simple, self._normal
+        )
         for tensor in () if len(simple) == len(tensors) else tensors:
             if not _is_simple(tensor):
                 plain = tensor.detach()

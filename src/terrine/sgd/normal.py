@@ -1,23 +1,22 @@
-"""Normal values from a keystream, block by block, on as many threads as torch uses.
+"""Normal values from a keystream, block by block.
 
 Every run of blocks has a segment of the keystream to itself, so the values do not depend on how many threads make them.
-Everything happens to a block while it lies in the processor's cache, in one pass (`kernel.py`): drawing, adding,
-rounding to the grid and dividing by the lot.
+Everything happens to a block while it lies in the processor's cache, in one pass (`kernels/normals.py`): drawing,
+adding, rounding to the grid and dividing by the lot. Where the processor has no instructions for AES the bits come from
+the cryptography library, on one thread: the same bits.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from terrine.sgd.threads import spread
+from terrine.sgd.kernels import SPARE
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -26,10 +25,6 @@ BLOCK = 1 << 17
 """Most values made at once: few enough to stay in the cache."""
 RUN = 4
 """Blocks that are made from one segment of the keystream: a segment's key costs time."""
-SPARE = 64
-"""Random words that every block has left for values whose own are too few, see `kernel.py`."""
-_WORTH = 4
-"""Runs that are worth a thread: the bits are drawn under Python's lock, so that a short work goes faster alone."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +35,26 @@ class Normals:
     """
 
     segment: Callable[[int], Callable[[Words], None]]  # random bits by address: what fills arrays with segment i's
+    secret: bytes  # the same bits' key and
+    address: bytes  # the first 8 bytes of their counter blocks
     deviation: float
     grid: float = 0.0
     over: float = 1.0
 
     def add(self, arrays: Sequence[Floats], first: int = 0) -> int:
         """Add to the arrays in place, with the bits of the segments from `first` on; how many that took."""
-        blocks = _cut(arrays)
-        runs = [blocks[start : start + RUN] for start in range(0, len(blocks), RUN)]
-        waiting = iter(enumerate(runs, first))
-        threads = min(torch.get_num_threads(), len(runs) // _WORTH)
-        spread([partial(self._work, waiting)] * max(threads, 1))
-        return len(runs)
+        from terrine.sgd.kernels import aes, normals  # the compiler behind them is loaded by whoever draws noise
 
-    def _work(self, waiting: Iterator[tuple[int, list[list[Floats]]]]) -> None:
-        for segment, run in waiting:
-            fill = self.segment(segment)
-            for parts in run:
-                self._block(parts, fill)
+        blocks = _cut(arrays)
+        if aes.available():
+            stream = normals.Stream(aes.schedule(self.secret), int.from_bytes(self.address, "little", signed=True))
+            normals.add_blocks(blocks, stream, first, RUN, BLOCK, self._settings)
+        else:
+            for start in range(0, len(blocks), RUN):
+                fill = self.segment(first + start // RUN)
+                for parts in blocks[start : start + RUN]:
+                    self._block(parts, fill)
+        return -(-len(blocks) // RUN)
 
     def _block(self, parts: list[Floats], fill: Callable[[Words], None]) -> None:
         size = sum(part.size for part in parts)
@@ -71,13 +68,16 @@ class Normals:
             part[...] = together[stop - part.size : stop]
 
     def _add(self, sums: Floats, fill: Callable[[Words], None]) -> None:
-        from terrine.sgd.kernel import add_normals  # the compiler behind it is loaded by whoever draws noise
+        from terrine.sgd.kernels.normals import add_normals
 
         words = _room.words[: sums.size + SPARE]
         fill(words)
+        add_normals(sums, words, _room.uniform[: sums.size // 2], *map(np.float32, self._settings))
+
+    @property
+    def _settings(self) -> tuple[float, float, float]:
         shift = 1.5 * 2.0**23 * self.grid  # beside it, floats are a grid apart: adding it rounds
-        settings = (np.float32(one) for one in (self.deviation, shift, 1.0 / self.over))
-        add_normals(sums, words, _room.uniform[: sums.size // 2], *settings)
+        return self.deviation, shift, 1.0 / self.over
 
 
 def _cut(arrays: Sequence[Floats]) -> list[list[Floats]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from terrine.sgd import distributed
+from terrine.sgd import distributed, kernels
 from terrine.sgd.clipping import Clipped, ClippingRule
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
@@ -31,7 +31,8 @@ class Step:
         self._sums: dict[str, Tensor] = {}
         self._within = 0.0
         self._released = False
-        key.draw(Purpose.NOISE, plan.steps).normal(2)  # compiles or loads what makes noise: no step shall wait for it
+        kernels.load()
+        key.draw(Purpose.NOISE, plan.steps).normal(2)  # loads what makes noise: no step shall wait for it
 
     @property
     def rule(self) -> ClippingRule:
@@ -46,11 +47,14 @@ class Step:
         """Take in the clipped sum of one piece; None for a piece without examples."""
         if clipped is None:
             return
-        for name, value in clipped.sums.items():
-            if name in self._sums:
-                self._sums[name] += value
-            else:
-                self._sums[name] = value
+        if not self._sums:
+            self._sums = dict(clipped.sums)
+        else:
+            for name, value in clipped.sums.items():
+                if name in self._sums:
+                    self._sums[name] += value
+                else:
+                    self._sums[name] = value
         if isinstance(self.plan.rule, Adaptive):
             # One count per example, +1/2 within the bound and -1/2 beyond (or not finite): it moves it by 1/2.
             self._within += float((clipped.norms <= self.bound).double().sub(0.5).sum())
@@ -59,7 +63,9 @@ class Step:
         """Put the noisy average into the gradients and end the step."""
         deviation = self.plan.deviation_at(self.taken, self.rule.bound)
         draw = self.key.draw(Purpose.NOISE, self.taken)
-        totals = [distributed.summed(self._total(name, parameter)) for name, parameter in self.parameters.items()]
+        totals = [self._total(name, parameter) for name, parameter in self.parameters.items()]
+        if distributed.share()[1] > 1:
+            totals = [distributed.summed(total) for total in totals]
         draw.protect(totals, deviation, over=self.plan.lot)
         for parameter, total in zip(self.parameters.values(), totals, strict=True):
             parameter.grad = total if total.dtype is parameter.dtype else total.to(parameter.dtype)

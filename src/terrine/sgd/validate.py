@@ -11,6 +11,8 @@ import copy
 import logging
 import math
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +29,8 @@ def validate(model: nn.Module) -> None:
 
     Raises: InvalidArgument naming every offender by path, with its remedy.
     """
+    if not any(map(_fault, _modules(model))):  # every step asks: paths are for those who need them
+        return
     found = [f"{path or 'the model itself'}: {fault}" for path, fault in faults(model)]
     if found:
         raise InvalidArgument(
@@ -61,23 +65,49 @@ def fix(model: nn.Module) -> nn.Module:
     return model
 
 
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """Every module once, in no particular order."""
+    found, seen = [model], {id(model)}
+    for module in found:
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
+
+
 def _fault(module: nn.Module) -> str:
+    kind: Any = type(module)
+    if _is_suspect(kind) and (fault := _own_fault(module)):
+        return fault
+    if "_orig_mod" in module._modules:
+        return "is the output of torch.compile, whose layers cannot be watched; give the model before compiling it"
+    if any(one is not None and nn.parameter.is_lazy(one) for one in module._parameters.values()):
+        return "is not initialised yet; run it on one example first"
+    return ""
+
+
+@lru_cache(maxsize=1024)
+def _is_suspect(kind: type[nn.Module]) -> bool:
+    return issubclass(kind, _SUSPECT)
+
+
+_SUSPECT = (_BatchNorm, _InstanceNorm, nn.Embedding, nn.EmbeddingBag, torch.jit.ScriptModule, nn.DataParallel)
+
+
+def _own_fault(module: nn.Module) -> str:
+    """The fault of a module of a suspect class, if it has one."""
     if isinstance(module, _BatchNorm):
         frozen = not module.training and not any(p.requires_grad for p in module.parameters())
         return "" if frozen else "mixes examples; sgd.fix(model) makes it a GroupNorm"
-    if isinstance(module, _InstanceNorm) and module.track_running_stats:
-        return "keeps statistics of the examples; sgd.fix(model) switches them off"
+    if isinstance(module, _InstanceNorm):
+        tracks = module.track_running_stats
+        return "keeps statistics of the examples; sgd.fix(model) switches them off" if tracks else ""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return _table_fault(module)
     if isinstance(module, torch.jit.ScriptModule):
         return "is compiled where its layers cannot be watched; give the Python module"
-    if "_orig_mod" in module._modules:
-        return "is the output of torch.compile, whose layers cannot be watched; give the model before compiling it"
-    if isinstance(module, nn.DataParallel):
-        return "splits lots between devices; give the module inside"
-    if any(one is not None and nn.parameter.is_lazy(one) for one in module._parameters.values()):
-        return "is not initialised yet; run it on one example first"
-    return ""
+    return "splits lots between devices; give the module inside"
 
 
 def _table_fault(module: nn.Embedding | nn.EmbeddingBag) -> str:

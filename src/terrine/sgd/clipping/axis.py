@@ -34,6 +34,8 @@ def by_example(tensor: Tensor, where: Where, examples: int, features: int) -> Te
     """`tensor` as (examples, positions, *features): everything before the last `features` dimensions is a position."""
     axis, inner = where
     shape = tensor.shape
+    if axis == 0 and inner == 1 and len(shape) == features + 2 and shape[0] == examples:
+        return tensor  # as most are
     if examples == 1:
         return tensor.reshape(1, -1, *shape[tensor.dim() - features :])
     tail = shape[tensor.dim() - features :]

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from terrine.sgd import kernels
 from terrine.sgd.clipping import workspace
+from terrine.sgd.kernels import Image
 
 
 class Contribution(Protocol):
@@ -60,7 +62,9 @@ class Dense:
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         rows = self.rows.flatten(1) if self.rows.dim() > 1 else self.rows.unsqueeze(1)
-        if rows.dtype is total.dtype is factor.dtype:
+        if rows.shape[1] >= WIDE and kernels.take(rows, factor, total) and rows.is_contiguous():
+            kernels.add_weighted(total, rows, factor, fresh)
+        elif rows.dtype is total.dtype is factor.dtype:
             total.view(-1).addmv_(rows.t(), factor, beta=float(not fresh))
         else:
             total.view(-1).addmv_(rows.t().to(total.dtype), factor.to(total.dtype), beta=float(not fresh))
@@ -82,34 +86,58 @@ class Outer:
     input_squares: Tensor | None = None  # |in_i|^2 where it is known already
     gradient_squares: Tensor | None = None  # |out_i|^2
     _rows: Tensor | None = field(default=None, repr=False)
+    _turned: bool = field(default=False, repr=False)  # rows are (d, e), not (e, d)
+    _squares: Tensor | None = field(default=None, repr=False)
+    _sums: Tensor | None = field(default=None, repr=False)
 
     def squares(self) -> Tensor:
+        if self._squares is None:
+            self._squares = self._norms()
+        return self._squares
+
+    def out_sums(self) -> Tensor:
+        """sum_t out_it, (n, e), which kernels make along with the norms."""
+        if self.inputs.shape[1] > 1 and kernels.take(self.inputs, self.gradients):
+            self.squares()
+        return self.gradients.sum(1) if self._sums is None else self._sums
+
+    def _norms(self) -> Tensor:
         n, positions, width = self.inputs.shape
         height = self.gradients.shape[2]
         if positions == 1:
             inputs, gradients = self.input_squares, self.gradient_squares
             inputs = squared_rows(self.inputs.flatten(1)) if inputs is None else inputs
             return inputs * (squared_rows(self.gradients.flatten(1)) if gradients is None else gradients)
-        if prefers_direct(positions, width, height) and workspace.fits(n * width * height, self.gradients):
+        compiled = kernels.take(self.inputs, self.gradients)
+        prefers = kernels.prefers_direct if compiled else prefers_direct
+        if prefers(positions, width, height) and workspace.fits(n * width * height, self.gradients):
             return self._direct_squares()
         return self.ghost()
 
     def ghost(self) -> Tensor:
         """The squared norms by Gram matrices."""
+        if kernels.take(self.inputs, self.gradients):
+            squares, self._sums = Image(self.inputs.unsqueeze(1)).squares(self.gradients)
+            return squares
         inner = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
         outer = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
         return inner.mul_(outer).sum((1, 2))
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        if self._rows is not None:
-            Dense(self._rows).add_to(total, factor, fresh)
-            return
         inputs, gradients = self.inputs, self.gradients
+        flat = total.view(gradients.shape[2], inputs.shape[2])
+        if self._rows is not None:
+            if self._turned:
+                made = total.new_empty(inputs.shape[2], len(flat))
+                Dense(self._rows).add_to(made, factor, fresh=True)
+                _ = flat.copy_(made.t()) if fresh else flat.add_(made.t())
+            else:
+                Dense(self._rows).add_to(total, factor, fresh)
+            return
         if inputs.shape[2] < gradients.shape[2]:
             inputs = _scaled(inputs, factor)
         else:
             gradients = _scaled(gradients, factor)
-        flat = total.view(gradients.shape[2], inputs.shape[2])
         left, right = gradients.flatten(0, 1).t(), inputs.flatten(0, 1)
         if total.dtype is not right.dtype:
             left, right = left.to(total.dtype), right.to(total.dtype)
@@ -119,30 +147,27 @@ class Outer:
             flat.addmm_(left, right, beta=float(not fresh))
 
     def dense(self) -> Tensor:
-        return self._direct().view(-1, *self.shape)
+        if self._rows is None:
+            self._direct_squares()
+        assert self._rows is not None
+        rows = self._rows
+        if self._turned:
+            rows = rows.view(len(rows), self.inputs.shape[2], -1).transpose(1, 2)
+        return rows.reshape(-1, *self.shape)
 
     def drop(self, examples: Tensor) -> Outer:
         return Outer(_without(self.inputs, examples), _without(self.gradients, examples), self.shape)
 
-    def _direct(self) -> Tensor:
-        if self._rows is None:
-            self._direct_squares()
-        assert self._rows is not None
-        return self._rows
-
     def _direct_squares(self) -> Tensor:
-        """The gradients themselves, a few at a time, and their squared norms while they are in the cache."""
+        """The gradients themselves, and their squared norms."""
         n, _, width = self.inputs.shape
         height = self.gradients.shape[2]
-        left = self.gradients.transpose(1, 2)
-        self._rows = workspace.empty(n, height * width, self.gradients)
-        squares = torch.empty(n, dtype=self._rows.dtype, device=self._rows.device)
-        step = torch.get_num_threads() * max(1, CACHED // (height * width))
-        for start in range(0, n, step):
-            rows = self._rows[start : start + step]
-            torch.bmm(left[start : start + step], self.inputs[start : start + step], out=rows.view(-1, height, width))
-            torch.linalg.vector_norm(rows, dim=1, out=squares[start : start + step])
-        return squares.square_()
+        rows = self._rows = workspace.empty(n, height * width, self.gradients)
+        if kernels.take(self.inputs, self.gradients):
+            self._turned, squares, self._sums = Image(self.inputs.unsqueeze(1)).gradients(self.gradients, rows)
+            return squares
+        torch.bmm(self.gradients.transpose(1, 2), self.inputs, out=rows.view(n, height, width))
+        return squared_rows(rows)
 
 
 @dataclass
@@ -272,6 +297,8 @@ def prefers_direct(positions: int, width: int, height: int) -> bool:
 
 TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memory and back, twice
 
+
+WIDE = 1 << 12  # numbers of a gradient from which on the library's sums of rows are slow
 
 CACHED = 1 << 18  # numbers that stay in a core's cache from one operation to the next
 

@@ -2,10 +2,13 @@
 
 Whichever is cheaper for the layer's shape:
 
-    direct   patches of a few examples at a time are laid out in memory that stays in cache, and give the gradients
-             themselves, which are kept until their weighted sum is one more pass over them
-    ghost    norms by Gram matrices: <patch_l, patch_m> is a sum over the kernel of <pixel, pixel>, so the Gram
-             matrix of the pixels is all that is multiplied; the weighted sum is one more convolution
+    direct   the gradients themselves, which are kept until their weighted sum is one more pass over them
+    ghost    norms by Gram matrices: sum over l, m of <patch_l, patch_m> <out_l, out_m>; the weighted sum is one more
+             convolution
+
+Compiled kernels read patches where they lie. For what they do not know (groups, three dimensions, other types than
+float32) patches of a few examples at a time are laid out in memory that stays in cache, and a Gram matrix of patches is
+summed up from that of the pixels.
 """
 
 from __future__ import annotations
@@ -15,18 +18,19 @@ from math import prod
 import torch
 from torch import Tensor
 
+from terrine.sgd import kernels
 from terrine.sgd.clipping import patches, workspace
 from terrine.sgd.clipping.contribution import Contribution, Dense, squared_rows
 from terrine.sgd.clipping.depthwise import gradients, is_depthwise
 from terrine.sgd.clipping.examples import chunks
-from terrine.sgd.clipping.patches import Geometry, Layout
+from terrine.sgd.clipping.patches import Geometry
 from terrine.sgd.clipping.scratch import scratch
+from terrine.sgd.kernels import Image
 
 _CACHE = 2 << 20  # bytes laid out at once, for each thread
 _LARGE = 16 << 20  # bytes of patches laid out for one product of large matrices
 _KEPT = 60.0  # multiply-adds in the time one number of a gradient takes to memory and back
 _GATHERED = 120.0  # multiply-adds in the time it takes to add up one entry of a Gram matrix
-_WIDE, _LONG = 48, 64  # columns and positions from which on a product for each band pays for laying out less
 _FEW = 2  # patches to an output channel up to which a product of matrices beats the library's convolution
 
 
@@ -40,13 +44,21 @@ class Convolved:
 
     def __init__(self, image: Tensor, out: Tensor, geometry: Geometry, shape: tuple[int, ...]) -> None:
         self.image, self.out, self.geometry, self.shape = image, out, geometry, shape
-        self._rows: Tensor | None = None  # (bands, n, outputs * the rest)
+        self._rows: Tensor | None = None  # (n, outputs * the rest), or (n, the rest * outputs) if turned
+        self._turned = False
         self._squares: Tensor | None = None
+        self._sums: Tensor | None = None
 
     def squares(self) -> Tensor:
         if self._squares is None:
             self._squares = self._direct()[1] if self._prefers_direct() else self._ghost()
         return self._squares
+
+    def out_sums(self) -> Tensor:
+        """sum_l out_il, (n, e), which kernels make along with the norms."""
+        if self._compiled() is not None:
+            self.squares()
+        return self.out.flatten(1, -2).sum(1) if self._sums is None else self._sums
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         made = self._summed(factor.to(self.out.dtype))
@@ -67,13 +79,30 @@ class Convolved:
     def _prefers_direct(self) -> bool:
         if self.geometry.groups > 1:
             return True
-        pixels, positions = prod(self.image.shape[1:-1]), prod(self.out.shape[1:-1])
-        ghost = pixels**2 * (self.image.shape[-1] + _GATHERED) + positions**2 * self.out.shape[-1]
+        pixels, positions, outputs = prod(self.image.shape[1:-1]), prod(self.out.shape[1:-1]), self.out.shape[-1]
+        if self._compiled() is not None:
+            return kernels.prefers_direct(positions, prod(self.shape[1:]), outputs)
+        ghost = pixels**2 * (self.image.shape[-1] + _GATHERED) + positions**2 * outputs
         return _KEPT * prod(self.shape) <= ghost
+
+    def _compiled(self) -> Image | None:
+        """The image for compiled kernels, if they know such a convolution."""
+        geometry = self.geometry
+        known = geometry.groups == 1 and len(geometry.kernel) < 3 and 1 in (geometry.kernel[-1], geometry.dilation[-1])
+        if not known or not kernels.take(self.image, self.out):
+            return None
+        if len(geometry.kernel) == 1:
+            sides = ((0, 0), geometry.padding[0])
+            return Image(self.image.unsqueeze(1), (1, geometry.kernel[0]), (1, geometry.stride[0]), sides, 1)
+        (high, wide), (down, along), (lines, columns) = geometry.kernel, geometry.stride, geometry.padding
+        return Image(self.image, (high, wide), (down, along), (lines, columns), geometry.dilation[0])
 
     def _ghost(self) -> Tensor:
         """Squared norms: sum over l, m of <patch_l, patch_m> <out_l, out_m>."""
-        outs = self.out.flatten(1, -2)
+        outs, compiled = self.out.flatten(1, -2), self._compiled()
+        if compiled is not None:
+            squares, self._sums = compiled.squares(outs)
+            return squares
         squares = outs.new_empty(len(outs))
         step = self._step(_CACHE, prod(self.image.shape[1:-1]) ** 2)
         inner = patches.products(self.geometry, self.image, step)
@@ -85,58 +114,50 @@ class Convolved:
         return squares
 
     def _direct(self) -> tuple[Tensor, Tensor]:
-        """The gradients, (bands, n, outputs * the rest), and their squared norms while each is still in cache."""
-        if (self._rows is None or self._squares is None) and is_depthwise(self.geometry, self.image):
-            rows = gradients(self.geometry, self.image, self.out)
-            self._rows, self._squares = rows.unsqueeze(0), squared_rows(rows)
+        """The gradients, and their squared norms."""
         if self._rows is None or self._squares is None:
-            n, bands, groups = len(self.image), self._bands(), self.geometry.groups
-            step = self._step(_CACHE, self._patch_numbers() if bands == 1 else self._numbers_at_once(bands))
-            layout, outs = self._layout(bands, step)
-            left = outs.transpose(-1, -2)
-            rows = workspace.empty(bands, n * prod(self.shape) // bands, self.out).view(
-                bands, n, groups, left.shape[2], -1
-            )
-            norms, flat = self.out.new_empty(bands, n), rows.flatten(2)
-            for start, stop in chunks(n, step):
-                here = left[start:stop].flatten(0, 1)
-                for laid, target in zip(layout(start, stop), rows[:, start:stop].unbind(0), strict=True):
-                    torch.bmm(here, laid.flatten(0, 1), out=target.flatten(0, 1))
-                torch.linalg.vector_norm(flat[:, start:stop], dim=2, out=norms[:, start:stop])
-            self._rows, self._squares = flat, norms.square_().sum(0)
+            compiled = self._compiled()
+            if is_depthwise(self.geometry, self.image):
+                rows = gradients(self.geometry, self.image, self.out)
+                self._rows, self._squares = rows, squared_rows(rows)
+            elif compiled is not None:
+                self._rows = workspace.empty(len(self.out), prod(self.shape), self.out)
+                self._turned, self._squares, self._sums = compiled.gradients(self.out.flatten(1, -2), self._rows)
+            else:
+                self._rows, self._squares = self._laid_out()
             self.image = self.out = self.out[:0]  # all that is needed of them is in the rows
         return self._rows, self._squares
 
-    def _bands(self) -> int:
-        lines, width = self.geometry.kernel[0], prod(self.geometry.kernel[1:]) * self.shape[1]
-        large = width >= _WIDE and prod(self.out.shape[1:-1]) >= _LONG
-        return lines if self.geometry.groups == 1 and 1 < lines <= 16 and large else 1
-
-    def _layout(self, bands: int, step: int) -> tuple[Layout, Tensor]:
-        """Patches, and `out` as (n, groups, positions, outputs / groups)."""
-        if bands > 1:
-            return patches.bands(self.geometry, self.image, step), self.out.flatten(1, -2).unsqueeze(1)
-        if patches.is_short(self.geometry, self.image.shape[-1]):
-            return patches.columns(self.geometry, self.image, step), self.out.flatten(1, -2).unsqueeze(1)
-        outs = self.out.flatten(1, -2).unflatten(2, (self.geometry.groups, -1)).transpose(1, 2)
-        return patches.patches(self.geometry, self.image, step), outs
+    def _laid_out(self) -> tuple[Tensor, Tensor]:
+        """The same from patches of a few examples at a time, the norms while each is still in cache."""
+        n, groups = len(self.image), self.geometry.groups
+        step = self._step(_CACHE, self._patch_numbers())
+        layout = patches.patches(self.geometry, self.image, step)
+        left = self.out.flatten(1, -2).unflatten(2, (groups, -1)).movedim(1, -1)
+        rows, norms = workspace.empty(n, prod(self.shape), self.out), self.out.new_empty(n)
+        for start, stop in chunks(n, step):
+            target = rows[start:stop].view((stop - start) * groups, left.shape[2], -1)
+            torch.bmm(left[start:stop].flatten(0, 1), layout(start, stop).flatten(0, 1), out=target)
+            torch.linalg.vector_norm(rows[start:stop], dim=1, out=norms[start:stop])
+        return rows, norms.square_()
 
     def _summed(self, factor: Tensor) -> Tensor:
         """The weighted sum, shaped as the parameter."""
         if self._rows is not None or self.geometry.groups > 1:
-            sums = torch.stack([torch.mv(band.t(), factor) for band in self._direct()[0]])
-            return self._placed(sums.unsqueeze(1)).squeeze(0)
+            total = scratch("weight", (1, prod(self.shape)), self.out)
+            Dense(self._direct()[0]).add_to(total, factor, fresh=True)
+            return self._placed(total).squeeze(0)
         scale = factor.view(-1, *[1] * (self.out.dim() - 1))
         scaled = torch.mul(self.out, scale, out=scratch("scaled", tuple(self.out.shape), self.out))
         by_library = all(low == high for low, high in self.geometry.padding)
         if by_library and not few(self.out.shape[:-1].numel(), self.out.shape[-1]):
             return self._by_library(scaled)
-        total = scratch("weight", (1, 1, prod(self.shape)), self.out)
+        total = scratch("weight", (1, prod(self.shape)), self.out)
         step = self._step(_LARGE, self._patch_numbers())
         layout = patches.patches(self.geometry, self.image, step)
         turn = scaled.shape[:-1].numel() < self.shape[0] and prod(self.geometry.kernel) > 1
         for start, stop in chunks(len(scaled), step):
-            right, left = layout(start, stop)[0].flatten(0, 2), scaled[start:stop].flatten(0, -2).t()
+            right, left = layout(start, stop).flatten(0, 2), scaled[start:stop].flatten(0, -2).t()
             right = patches.turned(right, self.shape[1]) if turn else right
             total.view(self.shape[0], -1).addmm_(left, right, beta=float(start > 0))
         return total.view(self.shape) if turn else self._placed(total).squeeze(0)
@@ -153,16 +174,12 @@ class Convolved:
     def _placed(self, rows: Tensor) -> Tensor:
         """Gradients as `_direct` keeps them, as (n, *shape)."""
         outputs, channels, *kernel = self.shape
-        if len(rows) > 1:
-            return rows.view(len(rows), -1, outputs, *kernel[1:], channels).movedim(0, 2).movedim(-1, 2)
+        if self._turned:
+            return rows.view(-1, *kernel, channels, outputs).movedim(-1, 1).movedim(-1, 2)
         return rows.view(-1, outputs, *kernel, channels).movedim(-1, 2)
 
     def _patch_numbers(self) -> int:
         return prod(self.shape[1:]) * self.geometry.groups * prod(self.out.shape[1:-1])
-
-    def _numbers_at_once(self, bands: int) -> int:
-        """What one example's gradients are made of and become, with the patches laid out in bands."""
-        return self._patch_numbers() // bands + prod(self.shape) + self.out[0].numel() + self.image[0].numel()
 
     def _step(self, limit: int, numbers: int) -> int:
         """How many examples of so many numbers each take at most `limit` bytes for each thread."""

@@ -44,7 +44,7 @@ class _Product(torch.autograd.Function):
         places = geometry.places(last)
         steps = [prod(places[axis:]) * width for axis in range(len(places) + 1)]
         out = image.new_empty_strided((len(image), width, *places), (steps[0], 1, *steps[1:]))
-        (laid,), rows = patches(geometry, last, len(last))(0, len(last)), out.movedim(1, -1).view(-1, width)
+        laid, rows = patches(geometry, last, len(last))(0, len(last)), out.movedim(1, -1).view(-1, width)
         laid = laid.flatten(0, 2)
         turn = _turns(rows, weight)
         laid, matrix = (turned(laid, last.shape[-1]), weight.flatten(1)) if turn else (laid, _matrix(weight))

@@ -38,6 +38,13 @@ def part(lot: Lot, start: int, stop: int) -> Lot:
     return pytree.tree_map(lambda leaf: leaf[start:stop] if isinstance(leaf, Tensor) else leaf, lot)
 
 
+def detached(lot: Lot) -> Lot:
+    """The same lot without a history: the backward pass ends at it."""
+    if isinstance(lot, Tensor):
+        return lot.detach() if lot.requires_grad else lot
+    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, lot)
+
+
 def chunks(size: int, per_chunk: int) -> Iterator[tuple[int, int]]:
     """The bounds of consecutive parts of at most `per_chunk` of `size` examples."""
     return ((start, min(start + per_chunk, size)) for start in range(0, size, per_chunk))
@@ -45,4 +52,21 @@ def chunks(size: int, per_chunk: int) -> Iterator[tuple[int, int]]:
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are trained, each once, by its first name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kind = type(model)
+    if kind.named_parameters is not nn.Module.named_parameters or kind.named_modules is not nn.Module.named_modules:
+        return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found: dict[str, nn.Parameter] = {}
+    _collect(model, "", found, set())
+    return found
+
+
+def _collect(module: nn.Module, prefix: str, found: dict[str, nn.Parameter], seen: set[int]) -> None:
+    """What `named_parameters` does, in its order and with its names, several times as fast: a step asks every time."""
+    seen.add(id(module))
+    for name, parameter in module._parameters.items():
+        if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
+            seen.add(id(parameter))
+            found[prefix + name] = parameter
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in seen:
+            _collect(child, f"{prefix}{name}.", found, seen)

@@ -18,14 +18,14 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import stops
-from terrine.sgd.clipping.examples import Criterion, Lot, call, count, part, trained
+from terrine.sgd.clipping.examples import Criterion, Lot, call, count, detached, part, trained
 from terrine.sgd.clipping.fallback import per_example_gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.reduction import is_mean, refuse_mixing
 from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
-from terrine.sgd.clipping.tape import Tape
+from terrine.sgd.clipping.tape import ANCHOR, Tape
 from terrine.sgd.clipping.workspace import reused
 from terrine.sgd.validate import validate
 
@@ -106,6 +106,7 @@ class _Work:
     def _run(self, tape: Tape, x: Lot, y: Lot) -> None:
         """Forward and backward under the tape."""
         with torch.enable_grad():
+            x = detached(x)
             tape.mark(x)
             with own_rules(self.model, tape), tape:
                 output = call(self.model, x)
@@ -117,7 +118,7 @@ class _Work:
             total = loss.sum() if loss.dim() else loss * tape.examples if self.mean else loss
             if not total.requires_grad:
                 return
-            _, *leaked = torch.autograd.grad(total, [tape.anchor, *self.parameters.values()], allow_unused=True)
+            _, *leaked = torch.autograd.grad(total, [ANCHOR, *self.parameters.values()], allow_unused=True)
         if any(gradient is not None for gradient in leaked):
             raise Unfollowed("a parameter was used where the tape cannot see it")
 

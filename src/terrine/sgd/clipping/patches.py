@@ -1,11 +1,7 @@
-"""How the patches of a convolution lie on an image, and the ways to lay them out in memory for products of matrices.
+"""How the patches of a convolution lie on an image, and how they are laid out in memory for products of matrices.
 
 Images are (n, *sizes, channels): channels lie last, so that a patch is a few long runs. What is laid out lies in
 scratch memory, and the next layout overwrites it.
-
-    patches   every patch as it is
-    columns   the same where runs are short: all dimensions but the first are laid out, then every patch is one run
-    bands     patches cut along the kernel's first dimension; bands overlap in memory, which writes less
 """
 
 from __future__ import annotations
@@ -19,8 +15,6 @@ import torch
 from torch import Tensor
 
 from terrine.sgd.clipping.scratch import scratch
-
-_SHORT = 9  # numbers: a shorter run is not worth a copy of its own
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class Geometry:
         return padded[(slice(None), *(slice(k * d, k * d + s * (count - 1) + 1, s) for k, d, s, count in steps))]
 
 
-Layout = Callable[[int, int], list[Tensor]]  # from, to: the patches of these examples
+Layout = Callable[[int, int], Tensor]  # from, to: the patches of these examples
 
 
 def patches(geometry: Geometry, image: Tensor, most: int) -> Layout:
@@ -87,53 +81,13 @@ def patches(geometry: Geometry, image: Tensor, most: int) -> Layout:
     between, inside = geometry.steps(base)
     shape = (groups, *places, *geometry.kernel, each)
     copy = _copy("patches", base, shape, (base.stride(-1) * each, *between, *inside, base.stride(-1)), most)
-    return lambda start, stop: [copy(border(start, stop)).view(stop - start, groups, prod(places), -1)]
+    return lambda start, stop: copy(border(start, stop)).view(stop - start, groups, prod(places), -1)
 
 
 def turned(laid: Tensor, channels: int) -> Tensor:
     """Patches (positions, kernel * channels) of one group as (positions, channels * kernel), a weight's own order."""
     apart = laid.view(len(laid), -1, channels).transpose(1, 2)
     return scratch("turned", tuple(apart.shape), laid).copy_(apart).flatten(1)
-
-
-def columns(geometry: Geometry, image: Tensor, most: int) -> Layout:
-    """The same for one group and no dilation of the first dimension."""
-    border = Border(geometry, image, most)
-    base, places = border.base, geometry.places(image)
-    between, inside = geometry.steps(base)
-    shape = (*places[1:], base.shape[1], *geometry.kernel[1:], base.shape[-1])
-    strides = (*between[1:], base.stride(1), *inside[1:], base.stride(-1))
-    lines = _copy("lines", base, shape, strides, most)
-    rest, run = prod(places[1:]), prod(geometry.kernel[1:]) * base.shape[-1]
-    shape = (places[0], rest, geometry.kernel[0] * run)
-    strides = (geometry.stride[0] * run, base.shape[1] * run, 1)
-
-    def lay(start: int, stop: int) -> list[Tensor]:
-        copy = _copy("patches", lines(border(start, stop)), shape, strides, most)
-        return [copy(slice(0, stop - start)).view(stop - start, 1, rest * places[0], -1)]
-
-    return lay
-
-
-def bands(geometry: Geometry, image: Tensor, most: int) -> Layout:
-    """For every line of the kernel (n, 1, positions, the other dimensions * channels). One group."""
-    border = Border(geometry, image, most)
-    base, places, step = border.base, geometry.places(image), geometry.stride[0]
-    between, inside = geometry.steps(base)
-    strides = (*between, *inside[1:], base.stride(-1))
-    firsts = [divmod(line * geometry.dilation[0], step) for line in range(geometry.kernel[0])]
-    rest, positions, width = prod(places[1:]), prod(places), prod(geometry.kernel[1:]) * base.shape[-1]
-    phases = {}  # line i of the image is line i // step of phase i % step
-    for phase in {phase for _, phase in firsts}:
-        shape = (-(-(base.shape[1] - phase) // step), *places[1:], *geometry.kernel[1:], base.shape[-1])
-        phases[phase] = _copy(f"bands {phase}", base, shape, strides, most, phase * base.stride(1))
-
-    def lay(start: int, stop: int) -> list[Tensor]:
-        here = border(start, stop)
-        laid = {phase: copy(here).reshape(stop - start, 1, -1, width) for phase, copy in phases.items()}
-        return [laid[phase][:, :, first * rest : first * rest + positions] for first, phase in firsts]
-
-    return lay
 
 
 def products(geometry: Geometry, image: Tensor, most: int) -> Callable[[int, int], Tensor]:
@@ -166,12 +120,6 @@ def products(geometry: Geometry, image: Tensor, most: int) -> Callable[[int, int
     return multiply
 
 
-def is_short(geometry: Geometry, channels: int) -> bool:
-    """Whether `columns` is the way to lay out patches."""
-    flat = geometry.groups == 1 == geometry.dilation[0] and geometry.kernel[0] > 1 and len(geometry.kernel) > 1
-    return flat and prod(geometry.kernel[1:]) * channels < _SHORT
-
-
 class Border:
     """An image with its border, a few examples at a time: the examples asked for lie at a slice of `base`."""
 
@@ -189,10 +137,10 @@ class Border:
 
 
 def _copy(
-    purpose: str, base: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], most: int, first: int = 0
+    purpose: str, base: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], most: int
 ) -> Callable[[slice], Tensor]:
     """Copies examples of a strided view of `base` into scratch memory; no copy where they are contiguous."""
-    source = base.as_strided((len(base), *shape), (base.stride(0), *strides), base.storage_offset() + first)
+    source = base.as_strided((len(base), *shape), (base.stride(0), *strides), base.storage_offset())
     if source.is_contiguous():
         return lambda here: source[here]
     target = scratch(purpose, (most, *shape), base)

@@ -20,7 +20,7 @@ from torch import Tensor
 from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, together
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Piece:
     """`value` is what the forward pass computes with; `graph` is the same with its history."""
 
@@ -37,7 +37,7 @@ class Piece:
     @property
     def simple(self) -> bool:
         """Used once, as it is: its norms need nothing else."""
-        return bool(self.name) and self.uses == 1 and not self.views
+        return self.uses == 1 and self.name != "" and not self.views
 
 
 def settle(pieces: list[Piece], examples: int) -> None:

@@ -111,4 +111,4 @@ def _bound(name: str, value: float) -> float:
 
 
 def _shrink(norm: Tensor, bound: float) -> Tensor:
-    return (bound / norm).clamp_(max=1.0)
+    return norm.reciprocal().mul_(bound).clamp_(max=1.0)

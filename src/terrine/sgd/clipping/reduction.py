@@ -74,11 +74,13 @@ def is_mean(criterion: Criterion, output: Any, y: Lot, loss: Tensor) -> bool:
 
     Raises: InvalidArgument where it is neither a mean nor a sum.
     """
-    if loss.dim() > 0 or len(pytree.tree_leaves(y)[0]) == 1:
+    if loss.dim() > 0 or (y if isinstance(y, Tensor) else pytree.tree_leaves(y)[0]).shape[0] == 1:
         return False
     key = getattr(criterion, "reduction", None)
     try:
-        known = _seen.setdefault(criterion, {})
+        known = _seen.get(criterion)
+        if known is None:
+            known = _seen[criterion] = {}
     except TypeError:
         known = {}
     if key not in known:

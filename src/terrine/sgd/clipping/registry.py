@@ -11,7 +11,7 @@ first dimension, and returns every trained parameter's per-example gradients by 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,10 +43,17 @@ def forget(kind: type[nn.Module]) -> None:
     _RULES.pop(kind, None)
 
 
-@contextmanager
-def own_rules(model: nn.Module, tape: Tape) -> Iterator[None]:
+def own_rules(model: nn.Module, tape: Tape) -> AbstractContextManager[None]:
     """While the tape runs, modules with a rule of their own answer for themselves."""
     owners = [module for module in model.modules() if type(module) in _RULES] if _RULES else []
+    return _answers(owners, tape) if owners else _NOTHING
+
+
+_NOTHING = nullcontext()
+
+
+@contextmanager
+def _answers(owners: list[nn.Module], tape: Tape) -> Iterator[None]:
     for module in owners:
         module.forward = _answering(module, tape)
     try:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from terrine.sgd.clipping.workspace import limit
 log = logging.getLogger("terrine.sgd")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Use:
     """One call of a function with pieces of parameters among its arguments."""
 
@@ -77,12 +78,10 @@ class Tape(TorchFunctionMode):
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], examples: int, share: float = math.inf) -> None:
-        super().__init__()
         self.examples, self.share = examples, share
         self.roots = {name: Piece(p.detach(), p, name) for name, p in parameters.items()}
-        self._pieces: dict[int, Piece] = {id(parameters[name]): piece for name, piece in self.roots.items()}
+        self._pieces: dict[int, Piece] = {id(root.graph): root for root in self.roots.values()}
         self._made: list[Piece] = []
-        self.anchor = torch.zeros((), requires_grad=True)
         self.squares: dict[str, Tensor] = {}
         self.heard = False
         self.bytes = 0  # of activations and their gradients, about
@@ -92,7 +91,7 @@ class Tape(TorchFunctionMode):
 
     def mark(self, lot: Any) -> None:
         """Say that these tensors hold one example per index of their first dimension."""
-        for tensor in _tensors(lot if isinstance(lot, tuple | list) else [lot]):
+        for tensor in _tensors(lot if isinstance(lot, tuple | list) else (lot,)):
             if tensor.dim() and tensor.shape[0] == self.examples:
                 self.tag(tensor, FRONT)
 
@@ -107,42 +106,47 @@ class Tape(TorchFunctionMode):
 
     def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         """After the backward pass: every parameter's contribution and its squared norms."""
-        settle(self._made, self.examples)
-        contributions = {
-            name: merged(root)
-            for name, root in self.roots.items()
-            if root.contributions or any(view.contributions for view in root.views)
-        }
-        for piece in [*self.roots.values(), *self._made]:
+        if self._made:
+            settle(self._made, self.examples)
+        contributions: dict[str, Contribution] = {}
+        squares: dict[str, Tensor] = {}
+        for name, root in self.roots.items():
+            if root.contributions or (root.views and any(view.contributions for view in root.views)):
+                contributions[name] = part = merged(root)
+                known = self.squares.get(name)
+                squares[name] = part.squares() if known is None else known
+        for piece in (*self.roots.values(), *self._made):
             piece.contributions, piece.views = [], []  # whoever adds them up may let go of them one by one
-        squares = {name: self.squares.get(name) for name in contributions}
-        return contributions, {n: contributions[n].squares() if s is None else s for n, s in squares.items()}
+        return contributions, squares
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         name = func.__name__
         if name == "__get__":
             name = getattr(func.__self__, "__name__", "")
-            if name not in ("T", "mT", "H", "mH"):
-                return func(*args, **kwargs)
+            if name not in _TURNS:
+                return func(*args)
+        kwargs = kwargs or {}
         if self._sleeping or not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        given = list(_tensors(args)) + (list(_tensors(kwargs.values())) if kwargs else [])
+        given = _tensors(args)
+        if kwargs:
+            given += _tensors(kwargs.values())
         pieces = self._pieces
-        if any(id(tensor) in pieces for tensor in given):
-            return self._use(func, name, args, kwargs, given)
+        for tensor in given:
+            if id(tensor) in pieces:
+                return self._use(func, name, args, kwargs, given)
         if func is functional.batch_norm:
             _refuse_statistics(*args, **kwargs)
         if name == "view" and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
             func = Tensor.reshape  # channels may lie last in memory where the model does not expect it
         result = func(*args, **kwargs)
-        self._pass_on(name, given, args, kwargs, result)
+        sources = self._sources(given)
+        if sources:
+            for out in (result,) if isinstance(result, Tensor) else _tensors(result) if _is_list(result) else ():
+                self.tag(out, self._followed(name, sources, args, kwargs, out))
         return result
 
-    # -- an operation on the lot alone -----------------------------------------------------------------
-
-    def _tagged(self, tensors: Iterable[Tensor]) -> bool:
-        return any(self.where(tensor) is not None for tensor in tensors)
+    # -- where the examples lie ------------------------------------------------------------------------
 
     def where(self, tensor: Tensor) -> Where | str | None:
         """Where the examples lie in `tensor`: None if it holds none, "lost" if nobody can tell."""
@@ -153,75 +157,74 @@ class Tape(TorchFunctionMode):
         """Note where the examples lie in `tensor`."""
         tensor._terrine_where = (self._key, where)  # type: ignore[attr-defined]
 
-    def _pass_on(self, name: str, given: list[Tensor], args: Any, kwargs: Any, result: Any) -> None:
-        outputs = [result] if isinstance(result, Tensor) else list(_tensors(result)) if _is_list(result) else []
-        if not outputs:
-            return
-        sources = [(tensor, where) for tensor in given if (where := self.where(tensor)) is not None]
-        if not sources:
-            return
-        for out in outputs:
-            self.tag(out, self._followed(name, sources, args, kwargs, out))
+    def followed(self, name: str, given: list[Tensor], out: Tensor, args: Any = (), kwargs: Any = None) -> Where:
+        """Where the examples lie in `out`, for certain."""
+        return self._certain(self._followed(name, self._sources(given), args, kwargs or {}, out), name, out)
+
+    def _sources(self, given: list[Tensor]) -> list[tuple[Tensor, Where | str]]:
+        """Those of the given tensors that hold examples, and where."""
+        key = self._key
+        found = []
+        for tensor in given:
+            tag = getattr(tensor, "_terrine_where", None)
+            if tag is not None and tag[0] is key:
+                found.append((tensor, tag[1]))
+        return found
 
     def _followed(self, name: str, sources: list[Any], args: Any, kwargs: Any, out: Tensor) -> Where | str:
-        if self.examples == 1:
+        examples = self.examples
+        if examples == 1:
             return FRONT
         best: Where | None = None
         for tensor, where in sources:
             if isinstance(where, str):
                 continue
-            found = follow(name, tensor, where, args, kwargs, out, self.examples)
-            if found is not None and fits(out.shape, found, self.examples):
+            found = follow(name, tensor, where, args, kwargs, out, examples)
+            if found is not None and fits(out.shape, found, examples):
                 if tensor.dim() == out.dim():
                     return found
                 best = best or found
         return best or "lost"
 
-    # -- an operation on a parameter -------------------------------------------------------------------
-
-    def _use(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
-        if func is functional.batch_norm:
-            _refuse_statistics(*args, **kwargs)
-        if name in _EXPANDS and id(args[0]) in self._pieces:
-            return self._expand(func, args, kwargs)
-        if not self._tagged(tensor for tensor in given if id(tensor) not in self._pieces):
-            return self._derive(func, name, args, kwargs)
-        if func in FORWARDS:
-            return FORWARDS[func](self, *args, **kwargs)
-        rule = RULES.get(func) or RULES.get(name)
-        if rule is None:
-            rule = _generic(name)
-        positions = {i: p for i, a in enumerate(args) if (p := self._pieces.get(id(a))) is not None}
-        names = {k: p for k, a in kwargs.items() if (p := self._pieces.get(id(a))) is not None}
-        if not positions and not names:
-            raise Unfollowed(f"{name}: a parameter inside a list")
-        return self._record(func, name, args, kwargs, {**positions, **names}, rule, given)
-
-    def _record(
-        self, func: Any, name: str, args: Any, kwargs: Any, pieces: dict[Any, Piece], rule: Rule, given: list[Tensor]
-    ) -> Any:
-        """Compute with plain tensors, and have the rule hear the output's gradient."""
-        args = tuple(self.plain(a) for a in args)
-        if func in PREPARE and len(args) > 1:
-            args = PREPARE[func](args)
-        kwargs = {k: self.plain(a) for k, a in kwargs.items()}
-        computed = COMPUTE[func](*args, **kwargs) if func in COMPUTE else None
-        out, extra = computed or (func(*args, **kwargs), None)
-        if not isinstance(out, Tensor):
-            raise Unfollowed(f"{name}: several outputs from one use of a parameter")
-        where = self.followed(name, given, out, args, kwargs)
-        use = Use(func, args, kwargs, pieces, where, self.examples, extra)
-        return self.listen(out, use, rule)
-
-    def followed(self, name: str, given: list[Tensor], out: Tensor, args: Any = (), kwargs: Any = None) -> Where:
-        """Where the examples lie in `out`, for certain."""
-        sources = [(tensor, where) for tensor in given if (where := self.where(tensor)) is not None]
-        where = self._followed(name, sources, args, kwargs or {}, out)
+    def _certain(self, where: Where | str, name: str, out: Tensor) -> Where:
         if isinstance(where, str):
             raise Unfollowed(
                 f"{name}: no dimension of {tuple(out.shape)} is known to hold the {self.examples} examples"
             )
         return where
+
+    # -- an operation on a parameter -------------------------------------------------------------------
+
+    def _use(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
+        """Compute with plain tensors, and have the function's rule hear the output's gradient."""
+        if func is functional.batch_norm:
+            _refuse_statistics(*args, **kwargs)
+        pieces = self._pieces
+        if name in _EXPANDS and id(args[0]) in pieces:
+            return self._expand(func, args, kwargs)
+        sources = self._sources(given)
+        if not sources:
+            return self._derive(func, name, args, kwargs)
+        if func in FORWARDS:
+            return FORWARDS[func](self, *args, **kwargs)
+        rule = RULES.get(func) or RULES.get(name) or _generic(name)
+        found: dict[int | str, Piece] = {
+            place: piece for place, value in enumerate(args) if (piece := pieces.get(id(value))) is not None
+        }
+        args = tuple([self.plain(value) for value in args])
+        if kwargs:
+            found.update({key: piece for key, value in kwargs.items() if (piece := pieces.get(id(value))) is not None})
+            kwargs = {key: self.plain(value) for key, value in kwargs.items()}
+        if not found:
+            raise Unfollowed(f"{name}: a parameter inside a list")
+        if func in PREPARE and len(args) > 1:
+            args = PREPARE[func](args)
+        computed = COMPUTE[func](*args, **kwargs) if func in COMPUTE else None
+        out, extra = computed or (func(*args, **kwargs), None)
+        if not isinstance(out, Tensor):
+            raise Unfollowed(f"{name}: several outputs from one use of a parameter")
+        where = self._certain(self._followed(name, sources, args, kwargs, out), name, out)
+        return self.listen(out, Use(func, args, kwargs, found, where, self.examples, extra), rule)
 
     def piece(self, tensor: Tensor) -> Piece | None:
         """The piece that `tensor` is, if any."""
@@ -233,42 +236,45 @@ class Tape(TorchFunctionMode):
             piece.uses += 1
         self.bytes += 3 * out.numel() * out.element_size()
         versions = [(tensor, tensor._version) for tensor in _tensors(use.args) if tensor is not out]
-
-        def hear(gradient: Tensor) -> None:
-            for tensor, version in versions:
-                if tensor._version != version:
-                    raise Unfollowed(
-                        "an input of a layer was changed in place after its use; use the out-of-place form"
-                    )
-            versions.clear()
-            self._hear(use, rule, gradient)
-
-        if not out.requires_grad:
-            out = _Anchored.apply(out, self.anchor)  # type: ignore[no-untyped-call]
-        out.register_hook(hear)
+        hear = partial(self._hear, use, rule, versions)
+        if out.requires_grad:
+            _before(out, hear)
+        else:
+            out = _Anchored.apply(out, ANCHOR, hear)  # type: ignore[no-untyped-call]
         self.tag(out, use.where)
         return out
 
-    def _hear(self, use: Use, rule: Rule, gradient: Tensor) -> None:
+    def _hear(self, use: Use, rule: Rule, versions: list[tuple[Tensor, int]], gradient: Tensor) -> None:
+        for tensor, version in versions:
+            if tensor._version != version:
+                raise Unfollowed("an input of a layer was changed in place after its use; use the out-of-place form")
+        versions.clear()
         self.heard = True
         limit(max(_ROOM, self.share * self.bytes) - self.rows)
+        kind = gradient.device.type
         try:
-            with _still(gradient.device.type):
-                for piece, contribution in rule(use, gradient):
-                    piece.contributions.append(contribution)
-                    if piece.simple:
-                        self.squares[piece.name] = contribution.squares()
-                    self.rows += kept(contribution)
+            if torch.is_grad_enabled() or torch.is_autocast_enabled(kind):
+                with torch.no_grad(), torch.autocast(kind, enabled=False):
+                    self._keep(rule(use, gradient))
+            else:  # as a backward pass mostly is
+                self._keep(rule(use, gradient))
         finally:
             limit(math.inf)
         use.args = ()
 
+    def _keep(self, found: list[tuple[Piece, Contribution]]) -> None:
+        for piece, contribution in found:
+            piece.contributions.append(contribution)
+            if piece.simple:
+                self.squares[piece.name] = contribution.squares()
+            self.rows += kept(contribution)
+
     def plain(self, value: Any) -> Any:
         """`value` with pieces replaced by what the forward pass computes with."""
-        if isinstance(value, Tensor):
-            piece = self._pieces.get(id(value))
-            return value if piece is None else piece.value
-        return type(value)(self.plain(item) for item in value) if type(value) in (list, tuple) else value
+        piece = self._pieces.get(id(value))
+        if piece is not None:
+            return piece.value
+        return type(value)([self.plain(item) for item in value]) if type(value) in (list, tuple) else value
 
     # -- something made from parameters alone ----------------------------------------------------------
 
@@ -323,34 +329,45 @@ class Tape(TorchFunctionMode):
 
 
 class _Anchored(torch.autograd.Function):
-    """Makes a tensor require grad without copying it, so that the backward pass reaches it."""
+    """Makes a tensor require grad without copying it; its gradient is heard, and goes nowhere."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, _anchor: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, _anchor: Tensor, hear: Callable[[Tensor], None]) -> Tensor:
         ctx.mark_dirty(tensor)
+        ctx.set_materialize_grads(False)
+        ctx.hear = hear
         return tensor
 
     @staticmethod
-    def backward(_ctx: Any, *_gradients: Any) -> Any:
-        return None, None
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if gradients[0] is not None:
+            ctx.hear(gradients[0])
+        return None, None, None
 
 
-@contextmanager
-def _plainly(kind: str) -> Iterator[None]:
-    with torch.no_grad(), torch.autocast(kind, enabled=False):
-        yield
+def _before(out: Tensor, hear: Callable[[Tensor], None]) -> None:
+    """Have `hear` called with the gradient of `out`, before the backward of what made it."""
+    index = out.output_nr
+
+    def hook(gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[index]
+        if gradient is not None:
+            hear(gradient)
+
+    node = out.grad_fn
+    if node is None:  # a leaf, such as an input that requires grad and was returned as it is
+        out.register_hook(hear)
+    else:
+        node.register_prehook(hook)
 
 
-def _still(kind: str) -> AbstractContextManager[None]:
-    """Without recording and without mixed precision, as a backward pass mostly is anyway."""
-    return _plainly(kind) if torch.is_grad_enabled() or torch.is_autocast_enabled(kind) else _NOTHING
-
-
-_NOTHING = nullcontext()
+ANCHOR = torch.zeros((), requires_grad=True)
+"""Where every watched backward pass ends; it never receives a gradient."""
 
 _ROOM = 32 << 20  # bytes of per-example gradients that may always be kept
 
 _EXPANDS = frozenset({"expand", "expand_as", "broadcast_to", "repeat"})
+_TURNS = frozenset({"T", "mT", "H", "mH"})  # attributes that are functions of the tensor
 
 
 def _generic(name: str) -> Rule:
@@ -376,11 +393,15 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, tuple | list)
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Every tensor among the values, and in lists and dicts among them."""
+    found = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from _tensors(value)
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
+            found.append(value)
+        elif isinstance(value, _NESTS):
+            found += _tensors(value.values() if isinstance(value, dict) else value)
+    return found
+
+
+_NESTS = (tuple, list, dict)

@@ -7,13 +7,17 @@ hides its projections from whoever watches torch functions, so it is written out
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from terrine.sgd.clipping.axis import FRONT
 from terrine.sgd.clipping.tape import FORWARDS, Tape
+
+_NOTHING = nullcontext()
 
 
 def attention(
@@ -56,31 +60,43 @@ def attention(
         if bias_k is not None and bias_v is not None:
             n = query.shape[0]
             k, v = torch.cat([k, bias_k.expand(n, 1, -1)], 1), torch.cat([v, bias_v.expand(n, 1, -1)], 1)
+    masks = [mask for mask in (attn_mask, key_padding_mask) if mask is not None]
+    apart = all(tape.where(x) == FRONT for x in (q, k, v)) and all(tape.piece(mask) is None for mask in masks)
+    with _NOTHING if apart else tape:  # examples first, no parameter near: nothing happens that needs watching
         q, k, v = (_heads(x, num_heads) for x in (q, k, v))
         if add_zero_attn:
             k, v = functional.pad(k, (0, 0, 0, 1)), functional.pad(v, (0, 0, 0, 1))
         mask = _mask(attn_mask, key_padding_mask, q, k)
-        rate = dropout_p if training else 0.0
-        if need_weights:
-            scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
-            weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-            weights = functional.dropout(weights, rate) if rate else weights
-            mixed = weights @ v
-        else:
-            mixed = functional.scaled_dot_product_attention(q, k, v, mask, rate)
+        mixed, weights = _mixed(q, k, v, mask, dropout_p if training else 0.0, need_weights)
         joined = mixed.transpose(1, 2).flatten(2)  # (examples, positions, width)
-        output = functional.linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1)
-        if not need_weights:
-            return output, None
-        return output, weights.mean(dim=1) if average_attn_weights else weights
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(dim=1)
+    for result in (joined, weights) if apart else ():
+        if result is not None:
+            tape.tag(result, FRONT)
+    with tape:
+        return functional.linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1), weights
 
 
 FORWARDS[functional.multi_head_attention_forward] = attention
 
 
+def _mixed(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float, need_weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The values by their weights, and the weights where they are wanted."""
+    if not need_weights:
+        return functional.scaled_dot_product_attention(q, k, v, mask, rate), None
+    scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
+    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    weights = functional.dropout(weights, rate) if rate else weights
+    return weights @ v, weights
+
+
 def _examples_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """All three with examples first, the same tensors still the same."""
-    moved = {id(tensor): tensor.transpose(0, 1) for tensor in (query, key, value)}
+    moved = {id(tensor): tensor for tensor in (query, key, value)}
+    moved = {place: tensor.transpose(0, 1) for place, tensor in moved.items()}
     return moved[id(query)], moved[id(key)], moved[id(value)]
 
 

@@ -21,6 +21,7 @@ from terrine.sgd.clipping.convolving import convolve
 from terrine.sgd.clipping.patches import Geometry
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
+from terrine.sgd.clipping.single import vector
 from terrine.sgd.clipping.tape import COMPUTE, PREPARE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
@@ -60,13 +61,16 @@ def _found(
 ) -> Found:
     fold = folded(gradient.shape, use.where, use.examples, "convolution")
     found: Found = []
+    sums = None
     if weight is not None:
         shape = tuple(weight.value.shape)
         part: Any = Convolved(_channels(image), _channels(out), geometry, shape)
+        if bias is not None and weight.simple and out is gradient:
+            sums = part.out_sums()
         found.append((weight, part if fold == 1 else Dense(part.dense().reshape(-1, fold, *shape).sum(1))))
     if bias is not None:
-        sums = wide(gradient).movedim(1, -1).flatten(1, -2).sum(1)
-        found.append((bias, Dense(sums if fold == 1 else sums.reshape(-1, fold, sums.shape[1]).sum(1))))
+        sums = wide(gradient).movedim(1, -1).flatten(1, -2).sum(1) if sums is None else sums
+        found.append((bias, vector(bias, sums if fold == 1 else sums.reshape(-1, fold, sums.shape[1]).sum(1))))
     return found
 
 

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, Outer, squared_rows
+from terrine.sgd import kernels
+from terrine.sgd.clipping.axis import FRONT, Unfollowed, by_example
+from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, squared_rows
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
+from terrine.sgd.clipping.single import SMALL, Single, vector
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
@@ -18,35 +20,26 @@ Found = list[tuple[Piece, Contribution]]
 @rule_for(functional.linear)
 def linear(use: Use, gradient: Tensor) -> Found:
     """`functional.linear(x, weight, bias)`, and with it nn.Linear, attention projections and tied output layers."""
-    found = outer(use, use.argument(0, "input"), gradient, use.piece(1, "weight"), use.piece(2, "bias"))
+    inputs, weight, bias = use.argument(0, "input"), use.piece(1, "weight"), use.piece(2, "bias")
+    if gradient.dim() == 2 and use.where == FRONT and len(gradient) == use.examples and _is_plain(inputs, gradient):
+        return _once(inputs.detach(), gradient, weight, bias, use.extra)
+    found = outer(use, inputs, gradient, weight, bias)
     if use.extra is not None and isinstance(found[0][1], Outer):
         found[0][1].input_squares = use.extra
     return found
 
 
-def _by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-    """Output and squared input norms of fixed wide features, block by block: the product brings each into the cache.
-
-    For one thread alone: several would wait for each other after every block.
-    """
-    wide_enough = inputs.dim() == 2 and inputs.shape[1] >= 8 * weight.shape[0] and inputs.numel() >= 1 << 22
-    plain = not inputs.requires_grad and inputs.dtype == weight.dtype and not torch.is_autocast_enabled("cpu")
-    if not wide_enough or not plain or torch.get_num_threads() > 1:
+def _in_one_pass(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+    """Output and squared input norms of fixed wide features, which come from memory once for both."""
+    if inputs.requires_grad or inputs.dim() != 2 or inputs.numel() < 1 << 20:
         return None
-    output = inputs.new_empty(len(inputs), len(weight))
-    norms = inputs.new_empty(len(inputs))
-    across = weight.detach().t().contiguous()
-    step = max(16, CACHED // inputs.shape[1])
-    for start in range(0, len(inputs), step):
-        rows = slice(start, start + step)
-        torch.mm(inputs[rows], across, out=output[rows])
-        torch.linalg.vector_norm(inputs[rows], dim=1, out=norms[rows])
-    if bias is not None:
-        output += bias
-    return output, norms.square_()
+    if inputs.shape[1] < 8 * weight.shape[0] or torch.is_autocast_enabled("cpu") or not kernels.take(inputs, weight):
+        return None
+    output, squares = kernels.applied(inputs, weight.detach())
+    return output if bias is None else output.add_(bias), squares
 
 
-COMPUTE[functional.linear] = _by_blocks
+COMPUTE[functional.linear] = _in_one_pass
 
 
 @rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
@@ -85,12 +78,35 @@ def outer(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece | None, bias
     gradients = wide(by_example(gradient, use.where, use.examples, 1))
     found: Found = []
     known = squared_rows(gradients.flatten(1)) if gradients.shape[1] == 1 else None
+    sums = gradients.flatten(1) if known is not None else None
     if weight is not None:
         rows = wide(by_example(inputs.detach(), use.where, use.examples, 1))
-        found.append((weight, Outer(rows, gradients, tuple(weight.value.shape), gradient_squares=known)))
+        part = Outer(rows, gradients, tuple(weight.value.shape), gradient_squares=known)
+        if sums is None and bias is not None and weight.simple:
+            sums = part.out_sums()
+        found.append((weight, part))
     if bias is not None:
-        found.append((bias, Dense(gradients.flatten(1) if known is not None else gradients.sum(1), known)))
+        found.append((bias, vector(bias, gradients.sum(1) if sums is None else sums, known)))
     return found
+
+
+def _once(inputs: Tensor, gradient: Tensor, weight: Piece | None, bias: Piece | None, known: Tensor | None) -> Found:
+    """The same where every example has one position: `inputs` (n, d), `gradient` (n, e)."""
+    found: Found = []
+    squares = squared_rows(gradient)
+    if weight is not None and weight.simple and weight.value.numel() < SMALL:
+        norms = squared_rows(inputs) if known is None else known
+        found.append((weight, Single(inputs, gradient, norms.mul_(squares))))
+    elif weight is not None:
+        shape = tuple(weight.value.shape)
+        found.append((weight, Outer(inputs.unsqueeze(1), gradient.unsqueeze(1), shape, known, squares)))
+    if bias is not None:
+        found.append((bias, vector(bias, gradient, squares)))
+    return found
+
+
+def _is_plain(inputs: Tensor, gradient: Tensor) -> bool:
+    return inputs.dtype is gradient.dtype and inputs.dtype in (torch.float32, torch.float64)
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example, folded
-from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.contribution import Contribution
 from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
 from terrine.sgd.clipping.scratch import scratch, scratch_like
+from terrine.sgd.clipping.single import vector
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
@@ -35,7 +36,9 @@ def _with_deviations(
 ) -> Found:
     """The sums over positions of y' (x - mean) / deviation and of y', a few examples at a time."""
     tensors = (gradient, inputs, *use.extra)
-    y, x, mean, scale = (by_example(tensor, use.where, use.examples, dims).flatten(2) for tensor in tensors)
+    y, x, mean, scale = (by_example(tensor, use.where, use.examples, dims) for tensor in tensors)
+    if dims > 1:
+        y, x, mean, scale = (tensor.flatten(2) for tensor in (y, x, mean, scale))
     n, positions, width = y.shape
     rows, sums = y.new_empty(2, n, width).unbind(0)
     for start, stop in chunks(n, max(1, 2 * _CACHED * torch.get_num_threads() // (positions * width))):
@@ -44,7 +47,7 @@ def _with_deviations(
             apart = torch.sub(x[start:stop], mean[start:stop], out=scratch("products", tuple(part.shape), part))
             torch.bmm(scale[start:stop].mT, apart.mul_(part), out=rows[start:stop].unsqueeze(1))
         torch.sum(part, 1, out=sums[start:stop])
-    return [(piece, Dense(made)) for piece, made in ((weight, rows), (bias, sums)) if piece is not None]
+    return [(piece, vector(piece, made)) for piece, made in ((weight, rows), (bias, sums)) if piece is not None]
 
 
 def _with_mean_and_scale(
@@ -81,7 +84,9 @@ def group_norm(use: Use, gradient: Tensor) -> Found:
     rows = {2: (weighted - mean * sums) * scale, 3: sums}  # y' x_hat = (y' x - mean y') / deviation
     pieces = {2: use.piece(2, "weight"), 3: use.piece(3, "bias")}
     return [
-        (piece, Dense(_positions(rows[place].flatten(1), fold))) for place, piece in pieces.items() if piece is not None
+        (piece, vector(piece, _positions(rows[place].flatten(1), fold)))
+        for place, piece in pieces.items()
+        if piece is not None
     ]
 
 
@@ -140,9 +145,9 @@ def _channels(use: Use, scaled: Callable[[], Tensor], gradient: Tensor, w: int, 
     gradient = wide(gradient)
     found: Found = []
     if weight is not None:
-        found.append((weight, Dense(_positions(gradient * wide(scaled()), fold))))
+        found.append((weight, vector(weight, _positions(gradient * wide(scaled()), fold))))
     if bias is not None:
-        found.append((bias, Dense(_positions(gradient, fold))))
+        found.append((bias, vector(bias, _positions(gradient, fold))))
     return found
 
 
@@ -151,9 +156,9 @@ def _trailing(use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: Pie
     found: Found = []
     if weight is not None:
         rows = wide(by_example(scaled, use.where, use.examples, dims))
-        found.append((weight, Dense(_once(rows * gradients))))
+        found.append((weight, vector(weight, _once(rows * gradients))))
     if bias is not None:
-        found.append((bias, Dense(_once(gradients))))
+        found.append((bias, vector(bias, _once(gradients))))
     return found
 
 

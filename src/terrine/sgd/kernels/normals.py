@@ -11,16 +11,21 @@ and cosine are polynomials through Chebyshev's nodes, good to the last bits of f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit
+import torch
+from numba import carray, njit
 from numpy.typing import NDArray
 
-from terrine.sgd.normal import Floats, Words
+from terrine.sgd.kernels import SPARE, aes
+from terrine.sgd.kernels.team import FIRST, ITEMS, TAKEN, WORKERS, Kernel, floats, inner, numbers, taken, words
 
 F = TypeVar("F", bound=Callable[..., Any])
+Floats = NDArray[np.float32]
+Words = NDArray[np.uint32]
 
 
 def compiled(function: F) -> F:
@@ -33,6 +38,85 @@ def compiled(function: F) -> F:
         return cast(F, njit(cache=True, **settings)(function))
     except RuntimeError:  # neither beside this file nor in the user's folders can anything be written
         return cast(F, njit(**settings)(function))
+
+
+SEGMENT, RUN, STEP, KEYS, ADDRESS, BLOCKS, PARTS, ROOM, SIZE, SETTINGS = range(FIRST, FIRST + 10)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The random bits of one address."""
+
+    keys: NDArray[np.uint8]
+    address: int  # the first 8 bytes of every block, as a whole number of this machine
+
+
+def add_blocks(blocks: Sequence[Sequence[Floats]], stream: Stream, first: int, run: int, block: int,
+               settings: tuple[float, float, float]) -> None:  # fmt: skip
+    """Add noise to all blocks, `run` of them to a segment of the keystream from `first` on, on torch's threads.
+
+    `settings` are `add_normals`' deviation, shift and over.
+    """
+    if not blocks:
+        return
+    parts = [(part.ctypes.data, part.size) for parts in blocks for part in parts]
+    table = np.array(parts, dtype=np.int64)
+    counts = np.cumsum([0, *map(len, blocks)])
+    size = 3 * block + SPARE + aes.MADE  # for words, uniform values and what lies in several parts
+    room = torch.empty(min(torch.get_num_threads(), len(blocks)), size)
+    wanted = np.array(settings, dtype=np.float32)
+    _blocks.work(
+        len(blocks), first, run, block + SPARE, stream.keys.ctypes.data, stream.address, counts.ctypes.data,
+        table.ctypes.data, room.data_ptr(), size, wanted.ctypes.data,
+    )  # fmt: skip
+
+
+@Kernel
+def _blocks(job: Any) -> None:
+    counts, table, settings = numbers(job[BLOCKS]), numbers(job[PARTS]), floats(job[SETTINGS])
+    room = job[ROOM] + 4 * taken(job, WORKERS) * job[SIZE]
+    while True:
+        i = taken(job, TAKEN)
+        if i >= job[ITEMS]:
+            break
+        start, stop = counts[i], counts[i + 1]
+        size = 0
+        for part in range(start, stop):
+            size += table[2 * part + 1]
+        even = size + size % 2
+        segment, counter = job[SEGMENT] + i // job[RUN], 2 + i % job[RUN] * job[STEP] // 4
+        many = (even + SPARE + aes.MADE - 1) // aes.MADE
+        aes.stream(words(room), many, words(job[KEYS]), job[ADDRESS], _turned(segment), counter)
+        uniform = room + 4 * (even + SPARE + aes.MADE)
+        if stop == start + 1 and even == size:
+            sums = table[2 * start]
+        else:
+            sums = uniform + 2 * even
+            _moved(table, start, stop, sums, True)
+        add_normals(carray(floats(sums), even), carray(words(room), even + SPARE), carray(floats(uniform), even // 2),
+                    settings[0], settings[1], settings[2])  # fmt: skip
+        if sums != table[2 * start]:
+            _moved(table, start, stop, sums, False)
+
+
+@inner
+def _moved(table: Any, start: int, stop: int, together: int, there: bool) -> None:
+    """Copy the parts of a block to one place, or back."""
+    for part in range(start, stop):
+        one, other = floats(table[2 * part]), floats(together)
+        size = table[2 * part + 1]
+        for k in range(size):
+            if there:
+                other[k] = one[k]
+            else:
+                one[k] = other[k]
+        together += 4 * size
+
+
+@inner
+def _turned(segment: int) -> int:
+    """Four bytes, the highest first."""
+    return (segment & 255) << 24 | (segment & 0xFF00) << 8 | segment >> 8 & 0xFF00 | segment >> 24 & 255
 
 
 def _through_nodes(remainder: Callable[[NDArray[np.float64]], NDArray[np.float64]], low: float, high: float,

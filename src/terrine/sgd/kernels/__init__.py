@@ -1,0 +1,71 @@
+"""Compiled kernels: per-example norms and gradients, without a matrix that only they would need; and noise.
+
+    image.py     where patches lie on an image, and what can be asked of them
+    gram.py      norms by Gram matrices of which nothing is kept
+    outer.py     the gradients themselves, with their norms
+    weighted.py  their weighted sum
+    features.py  a weight with few outputs on wide features, with their norms
+    normals.py   noise, from bits to what is added
+    aes.py       the bits
+    dots.py      inner products, many at once
+    vectors.py   what loops are made of
+    team.py      the threads that run them, torch's own
+
+The compiler behind them is loaded when the first of them is needed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from terrine.sgd.kernels.image import Image
+
+SPARE = 64
+"""Random words that every block of noise has left for values whose own are too few, see `normals.py`."""
+
+__all__ = ["SPARE", "Image", "add_weighted", "applied", "load", "prefers_direct", "take"]
+
+_CACHED, _FAR = 25.0, 110.0  # multiply-adds in the time a gradient's number takes to be kept, in cache and in memory
+_SMALL = 1 << 15  # numbers of a gradient of which a lot's stay in cache until they are needed again
+_TILE = 64.0  # multiply-adds in the time it takes to add up the parts of one entry of a Gram matrix
+
+
+def load() -> None:
+    """Have all of them compiled, or loaded, now: no step shall wait for it."""
+    from terrine.sgd.kernels import features, gram, normals, outer, team, weighted  # noqa: F401  each adds its own
+
+    for kernel in team.Kernel.all:
+        _ = kernel.compiled
+
+
+def take(*tensors: Tensor) -> bool:
+    """Whether kernels work on these: float32 in the processor's memory, the last dimension's numbers side by side."""
+    return all(
+        one.dtype is torch.float32 and one.device.type == "cpu" and (one.stride(-1) == 1 or one.shape[-1] == 1)
+        for one in tensors
+    )
+
+
+def add_weighted(total: Tensor, rows: Tensor, factor: Tensor, fresh: bool) -> None:
+    """total += sum_i factor_i rows_i of rows (n, numbers), or = where it is fresh; all of them contiguous."""
+    from terrine.sgd.kernels.weighted import add_weighted
+
+    add_weighted(total, rows, factor, fresh)
+
+
+def applied(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """inputs (n, d) times weight (e, d), (n, e), and the squared norms of the inputs, (n,)."""
+    from terrine.sgd.kernels.features import applied
+
+    return applied(inputs, weight)
+
+
+def prefers_direct(positions: int, width: int, height: int) -> bool:
+    """Whether the gradients themselves, of width * height numbers, are cheaper than norms by Gram matrices.
+
+    Either way they are multiplied once, by position; direct keeps all of them, ghost makes half of two Gram matrices.
+    """
+    size = width * height
+    kept = _CACHED if size <= _SMALL else _FAR
+    return kept * size <= positions**2 * (width + height + _TILE)

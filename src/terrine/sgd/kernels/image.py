@@ -1,0 +1,113 @@
+"""Images as kernels read them: (n, height, width, channels), and a frame of zeros around each where there is padding.
+
+Nothing is laid out. A patch begins at a place of its own and has a segment for each line of the kernel; a frame is put
+around one image at a time, in memory that its thread keeps in cache. Positions without neighbours, as a linear map has
+them, are an image one line high under a kernel of one pixel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from threading import local
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Image:
+    """`pixels` (n, height, width, channels), float32, and the kernel that goes over them.
+
+    Channels lie side by side; where there is padding or a kernel wider than a pixel, so does a whole line.
+    """
+
+    pixels: Tensor
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    dilation: int = 1  # of lines; columns of the kernel are neighbours
+
+    def squares(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        """|g_i|^2 for g_i = sum_p out_ip patch_ip^T, and sum_p out_ip: `out` (n, positions, e)."""
+        from terrine.sgd.kernels.gram import squares
+
+        return squares(self, out)
+
+    def gradients(self, out: Tensor, rows: Tensor) -> tuple[bool, Tensor, Tensor]:
+        """Fill `rows` (n, numbers) with the g_i: whether as (lines, run, e) instead of (e, lines, run).
+
+        Then the same as `squares`.
+        """
+        from terrine.sgd.kernels.outer import gradients
+
+        return gradients(self, out, rows)
+
+    @property
+    def lines(self) -> int:
+        return self.kernel[0]
+
+    @property
+    def run(self) -> int:
+        """The numbers of a patch's segment."""
+        return self.kernel[1] * int(self.pixels.shape[3])
+
+    @property
+    def framed(self) -> bool:
+        return any(map(any, self.padding))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Lines and columns, the frame among them."""
+        (top, bottom), (left, right) = self.padding
+        return self.pixels.shape[1] + top + bottom, self.pixels.shape[2] + left + right
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Lines and columns of positions."""
+        high, wide = self.sizes
+        reach = (self.kernel[0] - 1) * self.dilation + 1
+        return (high - reach) // self.stride[0] + 1, (wide - self.kernel[1]) // self.stride[1] + 1
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """How far apart lines and columns lie, the frame among them."""
+        channels = int(self.pixels.shape[3])
+        return (self.sizes[1] * channels, channels) if self.framed else (self.pixels.stride(1), self.pixels.stride(2))
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """How far apart neighbouring patches begin."""
+        line, pixel = self.steps
+        return self.stride[0] * line, self.stride[1] * pixel
+
+    def starts(self) -> NDArray[np.int64]:
+        """Where each position's patch begins."""
+        return every_step(*self.places, *self.strides)
+
+    def frames(self) -> Tensor:
+        """Room for a framed image for every thread; none where images need none."""
+        shape = (torch.get_num_threads() if self.framed else 0, self.sizes[0] * self.steps[0])
+        if _room.frames.numel() < prod(shape):
+            _room.frames = torch.empty(prod(shape))
+        return _room.frames[: prod(shape)].view(shape)
+
+
+@lru_cache(maxsize=256)
+def every_step(high: int, wide: int, line: int, pixel: int) -> NDArray[np.int64]:
+    """Where the places of a grid lie, line by line."""
+    rows, columns = np.arange(high, dtype=np.int64) * line, np.arange(wide, dtype=np.int64) * pixel
+    return (rows[:, None] + columns).reshape(-1)
+
+
+class _Room(local):
+    """What every thread that calls kernels keeps: fresh pages are dearer than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.frames = torch.empty(0)
+
+
+_room = _Room()

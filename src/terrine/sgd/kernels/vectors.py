@@ -1,0 +1,160 @@
+"""Vectors of float32 in compiled code: as long as the processor's registers, and as many as it has.
+
+What a loop over them is made of is written as LLVM's own instructions: left to itself the compiler takes registers half
+as long, and sums one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias, cast
+
+from llvmlite import binding, ir
+from numba.core import cgutils
+
+F32, I64, I32, I1 = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(1)
+
+
+def registers() -> tuple[int, int]:
+    """How many numbers a register has room for, and how many registers there are."""
+    features = binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 16, 32
+    if features.get("avx2"):
+        return 8, 16
+    return 4, 32 if features.get("neon") else 16
+
+
+LANES, REGISTERS = registers()
+VECTOR, MASK = ir.VectorType(F32, LANES), ir.VectorType(I1, LANES)
+ZERO = ir.Constant(VECTOR, [0.0] * LANES)
+Value: TypeAlias = Any  # of LLVM's own types
+Builder: TypeAlias = Any
+
+
+def number(value: int) -> Value:
+    """A whole number."""
+    return ir.Constant(I64, value)
+
+
+def every(builder: Builder, value: Value) -> Value:
+    """A vector of one value."""
+    kind = ir.VectorType(value.type, LANES)
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), _places([0] * LANES))
+
+
+def below(builder: Builder, values: list[int], first: Value, limit: Value) -> Value:
+    """Where first + value is less than the limit: a mask."""
+    offsets = builder.add(every(builder, first), ir.Constant(ir.VectorType(I64, LANES), values))
+    return builder.icmp_signed("<", offsets, every(builder, limit))
+
+
+def equal(builder: Builder, values: list[int], difference: Value) -> Value:
+    """Where difference + value is 0: a mask."""
+    offsets = builder.add(every(builder, difference), ir.Constant(ir.VectorType(I64, LANES), values))
+    return builder.icmp_signed("==", offsets, ir.Constant(ir.VectorType(I64, LANES), [0] * LANES))
+
+
+def root(builder: Builder, vector: Value) -> Value:
+    """Square roots; of a negative number, nan."""
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(VECTOR, [VECTOR]), f"llvm.sqrt.v{LANES}f32"
+    )
+    return builder.call(function, [vector])
+
+
+def load(builder: Builder, pointer: Value) -> Value:
+    """A vector from anywhere in memory."""
+    found = builder.load(builder.bitcast(pointer, VECTOR.as_pointer()))
+    found.align = 4
+    return found
+
+
+def load_where(builder: Builder, pointer: Value, mask: Value) -> Value:
+    """A vector; zero, and the memory not touched, where the mask is not."""
+    kind = ir.FunctionType(VECTOR, [VECTOR.as_pointer(), I32, MASK, VECTOR])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.v{LANES}f32.p0")
+    return builder.call(function, [builder.bitcast(pointer, VECTOR.as_pointer()), ir.Constant(I32, 4), mask, ZERO])
+
+
+def store(builder: Builder, value: Value, pointer: Value) -> None:
+    """Write a vector to anywhere in memory."""
+    builder.store(value, builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
+
+
+def store_where(builder: Builder, value: Value, pointer: Value, mask: Value) -> None:
+    """Write a vector where the mask is, and touch nothing else."""
+    kind = ir.FunctionType(ir.VoidType(), [VECTOR, VECTOR.as_pointer(), I32, MASK])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.v{LANES}f32.p0")
+    builder.call(function, [value, builder.bitcast(pointer, VECTOR.as_pointer()), ir.Constant(I32, 4), mask])
+
+
+class Sums:
+    """Vectors that are added to in a loop, in registers of their own."""
+
+    def __init__(self, builder: Builder, many: int) -> None:
+        self._builder = builder
+        self._places = [cgutils.alloca_once_value(builder, ZERO) for _ in range(many)]
+        for place in self._places:
+            builder.store(ZERO, place)
+
+    def add(self, i: int, one: Value, other: Value) -> None:
+        """Sum i += one * other."""
+        product = self._builder.fmul(one, other, flags=("contract",))
+        total = self._builder.fadd(self._builder.load(self._places[i]), product, flags=("contract",))
+        self._builder.store(total, self._places[i])
+
+    def put(self, values: list[Value]) -> None:
+        """These instead."""
+        for value, place in zip(values, self._places, strict=True):
+            self._builder.store(value, place)
+
+    def values(self) -> list[Value]:
+        return [self._builder.load(place) for place in self._places]
+
+
+def loop(builder: Builder, many: Value) -> AbstractContextManager[Any]:
+    """`with loop(builder, many) as i`: as often as said, `i.index` from 0 on."""
+    return cast(AbstractContextManager[Any], cgutils.for_range(builder, many))
+
+
+def added(builder: Builder, vectors: list[Value]) -> Value:
+    """The vectors' sum."""
+    first, *others = vectors
+    for other in others:
+        first = builder.fadd(first, other)
+    return first
+
+
+def total(builder: Builder, vector: Value) -> Value:
+    """The sum of a vector's numbers."""
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(F32, [F32, VECTOR]), f"llvm.vector.reduce.fadd.v{LANES}f32"
+    )
+    return builder.call(function, [ir.Constant(F32, 0.0), vector], fastmath=("reassoc",))
+
+
+def totals(builder: Builder, vectors: list[Value]) -> list[Value]:
+    """The sum of every vector's numbers, LANES such sums to a vector, in order."""
+    part = LANES
+    while part > 1:
+        half = part // 2
+        low = [start + i for start in range(0, 2 * LANES, part) for i in range(half)]
+        high = [place + half for place in low]
+        vectors = [
+            builder.fadd(
+                builder.shuffle_vector(one, other, _places(low)), builder.shuffle_vector(one, other, _places(high))
+            )
+            for one, other in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+        part = half
+    return vectors
+
+
+def _places(indices: list[int]) -> Value:
+    return ir.Constant(ir.VectorType(I32, LANES), indices)
+
+
+Load = Callable[[Value], Value]

@@ -1,0 +1,174 @@
+"""Compiled kernels in float32 against the obvious sums in float64."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import loop
+from torch import nn
+from torch.nn import functional
+
+from terrine.sgd import kernels
+from terrine.sgd.clipping import clipped_sum
+from terrine.sgd.kernels import Image, team
+from terrine.sgd.kernels.outer import TILES
+from terrine.sgd.kernels.vectors import LANES
+
+SIZES = st.sampled_from([1, 2, 3, LANES - 1, LANES, LANES + 1, 3 * LANES, 5 * LANES + 3])
+
+
+def patches(image: Image) -> torch.Tensor:
+    """Every patch of an image, (n, positions, lines * run), in float64: cut out one by one."""
+    (top, bottom), (left, right) = image.padding
+    padded = functional.pad(image.pixels.double(), (0, 0, left, right, top, bottom))
+    rows, columns = image.places
+    lines = [image.dilation * a for a in range(image.kernel[0])]
+    found = [
+        padded[:, [r * image.stride[0] + a for a in lines]][:, :, c * image.stride[1] :][:, :, : image.kernel[1]]
+        for r in range(rows)
+        for c in range(columns)
+    ]
+    return torch.stack([one.flatten(1) for one in found], 1)
+
+
+@st.composite
+def images(draw):
+    kernel, stride = ((draw(st.integers(1, 4)), draw(st.integers(1, 3))) for _ in range(2))
+    padding = tuple((draw(st.integers(0, 2)), draw(st.integers(0, 2))) for _ in range(2))
+    dilation, channels = draw(st.integers(1, 2)), draw(SIZES)
+    sizes = (kernel[0] - 1) * dilation + draw(st.integers(1, 4)), kernel[1] + draw(st.integers(0, 4))
+    torch.manual_seed(draw(st.integers(0, 99)))
+    return Image(torch.randn(draw(st.integers(1, 4)), *sizes, channels), kernel, stride, padding, dilation)
+
+
+@settings(max_examples=120, deadline=None)
+@given(images(), SIZES, st.sampled_from([1, 2]))
+def test_norms_gradients_and_sums_of_every_image(image, outputs, threads):
+    n, laid = len(image.pixels), patches(image)
+    out = torch.randn(n, laid.shape[1], outputs)
+    wanted = torch.einsum("npe,npk->nek", out.double(), laid)
+    rows = torch.empty(n, laid.shape[2] * outputs)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        (squares, sums), (turned, also, too) = image.squares(out), image.gradients(out, rows)
+    finally:
+        torch.set_num_threads(before)
+    norms = wanted.square().sum((1, 2))
+    for found in (squares, also):
+        torch.testing.assert_close(found.double(), norms, rtol=1e-5, atol=1e-9)
+    for found in (sums, too):
+        torch.testing.assert_close(found.double(), out.double().sum(1), rtol=1e-5, atol=1e-5)
+    made = rows.view(n, -1, outputs).transpose(1, 2) if turned else rows.view(n, outputs, -1)
+    torch.testing.assert_close(made.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("tile", range(len(TILES)))
+def test_every_tile(tile):
+    """Whatever is chosen by its time is right: each tile alone, with and without empty lanes."""
+    vectors, high = TILES[tile]
+    for channels, outputs in ((vectors * LANES, high), (vectors * LANES + 5, 2 * high + 1), (3, 1)):
+        torch.manual_seed(0)
+        image, out = Image(torch.randn(2, 1, 7, channels)), torch.randn(2, 7, outputs)
+        rows = torch.empty(2, channels * outputs)
+        with mock.patch("terrine.sgd.kernels.outer._fastest", return_value=(0.0, tile)):
+            turned, squares, _ = image.gradients(out, rows)
+        assert not turned
+        wanted = torch.einsum("npe,npc->nec", out.double(), image.pixels[:, 0].double())
+        torch.testing.assert_close(rows.view(2, outputs, channels).double(), wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(squares.double(), wanted.square().sum((1, 2)), rtol=1e-5, atol=1e-6)
+
+
+def test_positions_that_lie_apart():
+    """(T, n, d) seen as (n, T, d), as sequences first have it, and one position seen by every example."""
+    inputs, out = torch.randn(9, 4, 21).transpose(0, 1), torch.randn(9, 4, 6).transpose(0, 1)
+    for inputs_ in (inputs, torch.randn(1, 9, 21).expand(4, -1, -1)):
+        wanted = torch.einsum("npe,npd->ned", out.double(), inputs_.double())
+        image, rows = Image(inputs_.unsqueeze(1)), torch.empty(4, 6 * 21)
+        turned, squares, sums = image.gradients(out, rows)
+        made = rows.view(4, 21, 6).transpose(1, 2) if turned else rows.view(4, 6, 21)
+        torch.testing.assert_close(made.double(), wanted, rtol=1e-5, atol=1e-5)
+        for found in (squares, image.squares(out)[0]):
+            torch.testing.assert_close(found.double(), wanted.square().sum((1, 2)), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(sums.double(), out.double().sum(1), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), SIZES, SIZES, st.booleans())
+def test_weights_on_features(n, width, outputs, apart):
+    torch.manual_seed(n)
+    features, weight = torch.randn(n, width + 7 * apart)[:, :width], torch.randn(outputs, width)
+    found, squares = kernels.applied(features, weight)
+    torch.testing.assert_close(found.double(), features.double() @ weight.double().t(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(squares.double(), features.double().square().sum(1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [300.0, 1.0, 1e-3, 1e-5, 0.0])
+def test_norms_of_what_cancels_are_never_too_small(scale):
+    """Pairs of positions that take each other away but for a little: rounding must not hide the little."""
+    torch.manual_seed(0)
+    inputs, out = torch.randn(20, 32, 50), 1e3 * torch.randn(20, 32, 30)
+    inputs, out = torch.cat([inputs, inputs], 1), torch.cat([out, -out + scale * torch.randn(20, 32, 30)], 1)
+    true = torch.einsum("npe,npd->ned", out.double(), inputs.double()).square().sum((1, 2))
+    found = Image(inputs.unsqueeze(1)).squares(out)[0].double()
+    assert (found >= true * 0.999).all()
+    if scale > 1.0:
+        assert (found <= true * 1.001).all()
+    grams = [torch.bmm(one, one.transpose(1, 2)) for one in (inputs, out)]
+    plain = (grams[0] * grams[1]).sum((1, 2)).double()
+    assert scale > 1e-2 or not (plain >= true * 0.999).all()  # it does where nothing is done about it
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("n", [1, 3, 4, 9])
+def test_weighted_sums(n, fresh):
+    rows, factor, total = torch.randn(n, 5_000), torch.rand(n), torch.randn(5_000)
+    wanted = factor.double() @ rows.double() + (0.0 if fresh else total.double())
+    total = total.fill_(torch.nan) if fresh else total
+    kernels.add_weighted(total, rows, factor, fresh)
+    torch.testing.assert_close(total.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_without_torchs_threads(monkeypatch):
+    """Where OpenMP is not to be had, the caller does all of it."""
+    monkeypatch.setattr(team, "_together", lambda: None)
+    rows, total = torch.randn(4, 9_000), torch.empty(9_000)
+    kernels.add_weighted(total, rows, torch.ones(4), True)
+    torch.testing.assert_close(total, rows.sum(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [0.0, 1e30], ids=["direct", "ghost"])
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 20, 3, 2, 1), nn.Tanh(), nn.Conv2d(20, 4, 2, bias=False)), (3, 9, 8)),
+        (nn.Sequential(nn.Conv1d(5, 6, 4, 2, 3, dilation=2), nn.Tanh(), nn.Conv1d(6, 2, 3)), (5, 17)),
+        (nn.Sequential(nn.Conv2d(3, 5, 3, dilation=(2, 1), padding="same"), nn.Conv2d(5, 7, (3, 1))), (3, 6, 7)),
+        (nn.Sequential(nn.ConvTranspose2d(3, 5, 3, 2, 1), nn.ReLU(), nn.Conv2d(5, 2, 3)), (3, 5, 4)),
+        (nn.Sequential(nn.Linear(19, 33), nn.ReLU(), nn.Linear(33, 2)), (11, 19)),
+        (nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True), (6, 16)),
+        (nn.GRU(7, 5, batch_first=True), (6, 7)),
+    ],
+    ids=["conv", "conv1d", "dilated", "transposed", "linear", "attention", "gru"],
+)
+def test_single_precision_is_the_loop_in_double(model, shape, kept, monkeypatch):
+    """Float32 takes the kernels, whichever way is said to be cheap; the oracle loops in float64."""
+    monkeypatch.setattr(kernels, "_CACHED", kept)
+    monkeypatch.setattr(kernels, "_FAR", kept)
+    torch.manual_seed(0)
+
+    def criterion(output, y):
+        output = output[0] if isinstance(output, tuple) else output
+        return ((output.flatten(1).tanh().sum(1) - y) ** 2).mean()
+
+    x, y = torch.randn(6, *shape), torch.linspace(0, 1, 6)
+    clipped = clipped_sum(model, criterion, x, y, clip=0.5)
+    sums, norms = loop(model.double(), criterion, x.double(), y.double(), 0.5)
+    model.float()
+    torch.testing.assert_close(clipped.norms.double(), norms, rtol=1e-4, atol=1e-6)
+    for name, value in sums.items():
+        torch.testing.assert_close(clipped.sums[name].double(), value, rtol=1e-4, atol=1e-5)
