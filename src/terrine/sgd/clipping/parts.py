@@ -36,9 +36,9 @@ class Part(Tape):
         self._waiting += 1
         return super().listen(out, use, rule)
 
-    def _hear(self, use: Use, rule: Rule, gradient: Tensor) -> None:
+    def _hear(self, use: Use, rule: Rule, versions: list[tuple[Tensor, int]], gradient: Tensor) -> None:
         with using(self._blocks):
-            super()._hear(use, rule, gradient)
+            super()._hear(use, rule, versions, gradient)
         self._waiting -= 1
         if not self._waiting:
             self._through(self)
