@@ -233,7 +233,9 @@ def test_parts_hold_all_examples_and_are_worth_a_pass(activations, size, paramet
     assert min(parts) > 0
     if activations * size < 16 << 20:
         assert parts == [size]
-    assert (len(parts) > 1) == (size > 1 and activations * size > 1.2 * max(17 << 20, 8 * parameters + (16 << 20)))
+    total, part = activations * size, (8 * parameters + (16 << 20)) / max(activations, 1.0)
+    modest = total <= 128 << 20 and part < 64
+    assert (len(parts) > 1) == (size > 1 and total > 1.2 * max(17 << 20, part * activations) and not modest)
     assert len(parts) <= 6
 
 

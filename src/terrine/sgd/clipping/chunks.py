@@ -2,7 +2,7 @@
 
 A part costs a fixed amount, the tape and one pass over the sums, so larger is better until its activations, and
 the per-example gradients that some layers keep, take more memory than the plain step would. What one example takes
-is measured on the first lot of a model and remembered.
+is tried on a few of a model's first lot and remembered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from terrine.sgd.clipping.examples import Lot, chunks, trained
 
-FIRST = 4  # examples in the part that is measured
+FIRST = 4  # examples that are tried
 LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
 MODEST, FEW = 128 << 20, 0.3  # bytes of a part whose kept gradients take at most so much of its activations
 SHARE = 0.85  # of what the plain step would keep
@@ -26,7 +26,7 @@ WAITING = 0.22  # of what the whole lot takes: a recorded part that is not too l
 MANY = 64  # examples of a part that are worth it although the lot is modest
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
 
-_seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+_seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[float, float]]] = weakref.WeakKeyDictionary()
 
 
 def stops(
@@ -34,23 +34,30 @@ def stops(
     x: Lot,
     size: int,
     chunk: int | None,
-    measured: Callable[[], tuple[float, float]],
+    tried: Callable[[], tuple[float, float]],
     memory: float = math.inf,
 ) -> Iterator[int]:
-    """Where each part of the lot ends; `measured()` tells what one example took, once a part has run."""
-    start = 0
+    """Where each part of the lot ends; `tried()` tells what one example's activations and kept gradients take.
+
+    How a lot is cut depends on the model and on the lot's size, not on lots before it: a run that is resumed cuts its
+    lots as it would have without a break.
+    """
     if chunk is None:
         known = _seen.setdefault(model, {})
-        key = (memory, *(tuple(leaf.shape[1:]) for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)))
-        if key not in known:
-            start = min(size, FIRST)
-            yield start
-            parameters = sum(p.numel() * p.element_size() for p in trained(model).values())
-            known[key] = min(fitting(*measured(), size, parameters), within(memory, *measured()))
-        chunk = known[key] if size > SLACK * known[key] else size
-    for part in evenly(size - start, chunk):
+        key = tuple(tuple(leaf.shape[1:]) for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor))
+        if key not in known and size > FIRST:
+            known[key] = tried()
+        chunk = _best(model, size, known[key], memory) if size > FIRST else size
+    start = 0
+    for part in evenly(size, chunk):
         start += part
         yield start
+
+
+def _best(model: nn.Module, size: int, example: tuple[float, float], memory: float) -> int:
+    parameters = sum(p.numel() * p.element_size() for p in trained(model).values())
+    most = min(fitting(*example, size, parameters), within(memory, *example))
+    return most if size > SLACK * most else size
 
 
 def evenly(size: int, most: int) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.axis import Unfollowed
-from terrine.sgd.clipping.chunks import stops
+from terrine.sgd.clipping.chunks import FIRST, stops
 from terrine.sgd.clipping.examples import Criterion, Lot, call, count, detached, part, trained
 from terrine.sgd.clipping.fallback import per_example_gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
@@ -66,7 +66,7 @@ def clipped_sum(
     norms: list[Tensor] = []
     start = 0
     room = math.inf if memory is None else check.positive("memory", memory)
-    for stop in stops(model, x, size, chunk, lambda: (work.bytes, work.rows), room):
+    for stop in stops(model, x, size, chunk, lambda: work.tried(x, y), room):
         norms.append(work.part(part(x, start, stop), part(y, start, stop)) if stop - start < size else work.part(x, y))
         start = stop
     return Clipped(sums.totals(), torch.cat(norms) if len(norms) > 1 else norms[0])
@@ -84,6 +84,13 @@ class _Work:
     mean: bool | None = None
     bytes: float = 0.0  # one example's activations, in the last part
     rows: float = 0.0  # one example's gradients that were kept
+
+    def tried(self, x: Lot, y: Lot) -> tuple[float, float]:
+        """Bytes of one example's activations and kept gradients, from a few examples that count for nothing."""
+        trial = replace(self, sums=Sums(self.parameters))
+        with torch.random.fork_rng(devices=[]):
+            trial.part(part(x, 0, FIRST), part(y, 0, FIRST))
+        return trial.bytes, trial.rows
 
     def part(self, x: Lot, y: Lot) -> Tensor:
         """Add one part's clipped gradients to the sums; its norms."""
