@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from terrine.sgd.clipping import workspace
 from terrine.sgd.clipping.contribution import Contribution, Dense
-from terrine.sgd.clipping.policy import ClippingRule
+from terrine.sgd.clipping.policy import Automatic, ClippingRule, Flat
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -37,6 +37,12 @@ def _roots(squares: Tensor) -> Tensor:
     return squares
 
 
+def _times(factors: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Every factor times `scale`; many parameters share one."""
+    made = {id(factor): factor * scale for factor in {id(one): one for one in factors.values()}.values()}
+    return {name: made[id(factor)] for name, factor in factors.items()}
+
+
 class Sums:
     """The sums of a lot under way: memory is taken, and cleared, only for what has a gradient."""
 
@@ -55,16 +61,20 @@ class Sums:
 
         Takes the contributions out as it goes: what was added needs no memory any more.
         """
-        if scale != 1.0:
-            squares = {name: square * scale**2 for name, square in squares.items()}
         norms = _roots(added(list(squares.values())))
+        if scale != 1.0:
+            norms.mul_(scale)
+            if not isinstance(rule, Flat | Automatic):  # which look at the norms alone
+                squares = {name: square * scale**2 for name, square in squares.items()}
         factors = rule.factors(squares, norms)
         if not math.isfinite(float(norms.sum())):
             broken = ~torch.isfinite(norms)
             contributions = {name: part.drop(broken) for name, part in contributions.items()}
             factors = {name: factor.masked_fill(broken, 0.0) for name, factor in factors.items()}
+        if scale != 1.0:
+            factors = _times(factors, scale)
         for name, factor in factors.items():
-            self._add(name, contributions.pop(name), factor * scale if scale != 1.0 else factor)
+            self._add(name, contributions.pop(name), factor)
         return norms
 
     def add_rows(self, gradients: Mapping[str, Tensor], rule: ClippingRule) -> Tensor:
