@@ -351,7 +351,7 @@ def serve(pipe: Any, name: str, candidate: str, threads: int) -> None:
 
 
 def measure(work: Workload, candidates: list[str], rounds: int, threads: int, clock: int) -> dict[str, Any]:
-    """Interleaved turns of every candidate, all of as many steps."""
+    """Interleaved turns of every candidate."""
     context = multiprocessing.get_context("spawn")
     pipes, result = {}, {}
     for candidate in candidates:
@@ -363,12 +363,13 @@ def measure(work: Workload, candidates: list[str], rounds: int, threads: int, cl
         result[candidate] = {"memory": value, "times": []} if kind == "memory" else {"failed": value}
         if kind == "memory":
             pipes[candidate] = here
-    first = next(iter(pipes.values()))
-    first.send(3)
-    steps = max(1, round(TURN / _ask(first)[1][0]))
+    steps = {}
+    for candidate, pipe in pipes.items():
+        pipe.send(1)
+        steps[candidate] = max(1, round(TURN / _ask(pipe)[1][0]))
     for _ in range(rounds):
         for candidate, pipe in pipes.items():
-            pipe.send(steps)
+            pipe.send(steps[candidate])
             result[candidate]["times"].append(_ask(pipe)[1][clock])
     for pipe in pipes.values():
         pipe.close()

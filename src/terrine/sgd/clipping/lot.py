@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +19,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import FIRST, stops
+from terrine.sgd.clipping.contribution import Contribution
 from terrine.sgd.clipping.examples import Criterion, Lot, call, count, detached, part, trained
 from terrine.sgd.clipping.fallback import per_example_gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
@@ -87,28 +89,31 @@ class _Work:
 
     def tried(self, x: Lot, y: Lot) -> tuple[float, float]:
         """Bytes of one example's activations and kept gradients, from a few examples that count for nothing."""
-        trial = replace(self, sums=Sums(self.parameters))
-        with torch.random.fork_rng(devices=[]):
-            trial.part(part(x, 0, FIRST), part(y, 0, FIRST))
+        trial = replace(self)
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), suppress(Unfollowed):
+            trial._watched(part(x, 0, FIRST), part(y, 0, FIRST))
         return trial.bytes, trial.rows
 
     def part(self, x: Lot, y: Lot) -> Tensor:
         """Add one part's clipped gradients to the sums; its norms."""
-        size = count(y)
         try:
-            tape = Tape(self.parameters, size)
             with reused(self.model), torch.no_grad():
-                self._run(tape, x, y)
-                contributions, squares = tape.finish()
-                self.bytes, self.rows = tape.bytes / size, tape.rows / size
-                if not squares:
-                    return torch.zeros(size)
-                return self.sums.add(contributions, squares, self.rule)
+                contributions, squares = self._watched(x, y)
+                return self.sums.add(contributions, squares, self.rule) if squares else torch.zeros(count(y))
         except Unfollowed as reason:
             _say(self.model, reason)
             gradients = per_example_gradients(self.model, self.criterion, x, y)
             with torch.no_grad():
                 return self.sums.add_rows(gradients, self.rule)
+
+    def _watched(self, x: Lot, y: Lot) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
+        """What every parameter's uses contribute, and its squared norms."""
+        size = count(y)
+        tape = Tape(self.parameters, size)
+        self._run(tape, x, y)
+        found = tape.finish()
+        self.bytes, self.rows = tape.bytes / size, tape.rows / size
+        return found
 
     def _run(self, tape: Tape, x: Lot, y: Lot) -> None:
         """Forward and backward under the tape."""

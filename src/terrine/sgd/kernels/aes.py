@@ -8,6 +8,7 @@ where it needs them, without Python's lock.
 
 from __future__ import annotations
 
+import platform
 from functools import lru_cache
 
 import numpy as np
@@ -29,7 +30,7 @@ ROUNDS = 14
 
 def available() -> bool:
     """Whether this processor has the instructions."""
-    return bool(_FEATURES.get("aes"))
+    return platform.machine().lower() in ("x86_64", "amd64") and bool(_FEATURES.get("aes"))
 
 
 @lru_cache(maxsize=8)

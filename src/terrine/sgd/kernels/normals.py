@@ -61,7 +61,7 @@ def add_blocks(blocks: Sequence[Sequence[Floats]], stream: Stream, first: int, r
         return
     parts = [(part.ctypes.data, part.size) for parts in blocks for part in parts]
     table = np.array(parts, dtype=np.int64)
-    counts = np.cumsum([0, *map(len, blocks)])
+    counts = np.cumsum([0, *map(len, blocks)], dtype=np.int64)
     size = 3 * block + SPARE + aes.MADE  # for words, uniform values and what lies in several parts
     room = torch.empty(min(torch.get_num_threads(), len(blocks)), size)
     wanted = np.array(settings, dtype=np.float32)
