@@ -25,6 +25,7 @@ from torch import Tensor
 from terrine.sgd.kernels.dots import dots
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
+from terrine.sgd.kernels.room import room
 from terrine.sgd.kernels.team import (
     AT,
     ITEMS,
@@ -69,11 +70,11 @@ def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
     inputs_step = _apart(positions, width, image.strides[1]) if plain else 0
     out_step = _apart(positions, height, out.stride(1))
     starts = image.starts() if not inputs_step else every_step(1, positions, 0, inputs_step)
-    room = torch.empty(torch.get_num_threads(), positions * (inputs_step + out_step))
+    laid = room("rows", torch.get_num_threads(), positions * (inputs_step + out_step))
     _squares.work(
         n, *job(image, frames, out, sums), starts.ctypes.data, image.lines, image.dilation * image.steps[0], width,
-        found.data_ptr(), image.strides[1], room.data_ptr(), inputs_step,
-        room.data_ptr() + 4 * positions * inputs_step, out_step, room.shape[1],
+        found.data_ptr(), image.strides[1], laid.data_ptr(), inputs_step,
+        laid.data_ptr() + 4 * positions * inputs_step, out_step, laid.shape[1],
     )  # fmt: skip
     return found, sums
 
@@ -84,14 +85,14 @@ def _apart(positions: int, width: int, step: int) -> int:
 
 
 @inner
-def _laid(source: int, step: int, positions: int, width: int, room: int, apart: int) -> int:
+def _laid(source: int, step: int, positions: int, width: int, place: int, apart: int) -> int:
     """The address of rows, moved apart if they are to be."""
     if apart:
         for p in range(positions):
-            one, other = floats(source + 4 * p * step), floats(room + 4 * p * apart)
+            one, other = floats(source + 4 * p * step), floats(place + 4 * p * apart)
             for k in range(width):
                 other[k] = one[k]
-        return room
+        return place
     return source
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
-from threading import local
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from terrine.sgd.kernels.room import room
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,7 @@ class Image:
 
     def frames(self) -> Tensor:
         """Room for a framed image for every thread; none where images need none."""
-        shape = (torch.get_num_threads() if self.framed else 0, self.sizes[0] * self.steps[0])
-        if _room.frames.numel() < prod(shape):
-            _room.frames = torch.empty(prod(shape))
-        return _room.frames[: prod(shape)].view(shape)
+        return room("frames", torch.get_num_threads() if self.framed else 0, self.sizes[0] * self.steps[0])
 
 
 @lru_cache(maxsize=256)
@@ -101,13 +98,3 @@ def every_step(high: int, wide: int, line: int, pixel: int) -> NDArray[np.int64]
     """Where the places of a grid lie, line by line."""
     rows, columns = np.arange(high, dtype=np.int64) * line, np.arange(wide, dtype=np.int64) * pixel
     return (rows[:, None] + columns).reshape(-1)
-
-
-class _Room(local):
-    """What every thread that calls kernels keeps: fresh pages are dearer than the arithmetic."""
-
-    def __init__(self) -> None:
-        self.frames = torch.empty(0)
-
-
-_room = _Room()

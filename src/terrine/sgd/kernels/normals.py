@@ -21,6 +21,7 @@ from numba import carray, njit
 from numpy.typing import NDArray
 
 from terrine.sgd.kernels import SPARE, aes
+from terrine.sgd.kernels.room import room
 from terrine.sgd.kernels.team import FIRST, ITEMS, TAKEN, WORKERS, Kernel, floats, inner, numbers, taken, words
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,19 +63,20 @@ def add_blocks(blocks: Sequence[Sequence[Floats]], stream: Stream, first: int, r
     parts = [(part.ctypes.data, part.size) for parts in blocks for part in parts]
     table = np.array(parts, dtype=np.int64)
     counts = np.cumsum([0, *map(len, blocks)], dtype=np.int64)
-    size = 3 * block + SPARE + aes.MADE  # for words, uniform values and what lies in several parts
-    room = torch.empty(min(torch.get_num_threads(), len(blocks)), size)
+    largest = max(sum(part.size for part in parts) for parts in blocks) + 1
+    size = 3 * largest + SPARE + aes.MADE  # for words, uniform values and what lies in several parts
+    place = room("noise", min(torch.get_num_threads(), len(blocks)), size)
     wanted = np.array(settings, dtype=np.float32)
     _blocks.work(
         len(blocks), first, run, block + SPARE, stream.keys.ctypes.data, stream.address, counts.ctypes.data,
-        table.ctypes.data, room.data_ptr(), size, wanted.ctypes.data,
+        table.ctypes.data, place.data_ptr(), size, wanted.ctypes.data,
     )  # fmt: skip
 
 
 @Kernel
 def _blocks(job: Any) -> None:
     counts, table, settings = numbers(job[BLOCKS]), numbers(job[PARTS]), floats(job[SETTINGS])
-    room = job[ROOM] + 4 * taken(job, WORKERS) * job[SIZE]
+    place = job[ROOM] + 4 * taken(job, WORKERS) * job[SIZE]
     while True:
         i = taken(job, TAKEN)
         if i >= job[ITEMS]:
@@ -86,14 +88,14 @@ def _blocks(job: Any) -> None:
         even = size + size % 2
         segment, counter = job[SEGMENT] + i // job[RUN], 2 + i % job[RUN] * job[STEP] // 4
         many = (even + SPARE + aes.MADE - 1) // aes.MADE
-        aes.stream(words(room), many, words(job[KEYS]), job[ADDRESS], _turned(segment), counter)
-        uniform = room + 4 * (even + SPARE + aes.MADE)
+        aes.stream(words(place), many, words(job[KEYS]), job[ADDRESS], _turned(segment), counter)
+        uniform = place + 4 * (even + SPARE + aes.MADE)
         if stop == start + 1 and even == size:
             sums = table[2 * start]
         else:
             sums = uniform + 2 * even
             _moved(table, start, stop, sums, True)
-        add_normals(carray(floats(sums), even), carray(words(room), even + SPARE), carray(floats(uniform), even // 2),
+        add_normals(carray(floats(sums), even), carray(words(place), even + SPARE), carray(floats(uniform), even // 2),
                     settings[0], settings[1], settings[2])  # fmt: skip
         if sums != table[2 * start]:
             _moved(table, start, stop, sums, False)
