@@ -123,6 +123,16 @@ def test_norms_of_what_cancels_are_never_too_small(scale):
     assert scale > 1e-2 or not (plain >= true * 0.999).all()  # it does where nothing is done about it
 
 
+@pytest.mark.parametrize(("width", "height"), [(1024, 1024), (1024, 5), (3, 2048)])
+def test_rows_that_lie_on_top_of_each_other_in_the_cache(width, height):
+    """They are moved apart before they are multiplied."""
+    inputs, out = torch.randn(3, 37, width), torch.randn(3, 37, height)
+    squares, sums = Image(inputs.unsqueeze(1)).squares(out)
+    wanted = torch.einsum("npe,npd->ned", out.double(), inputs.double()).square().sum((1, 2))
+    torch.testing.assert_close(squares.double(), wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(sums.double(), out.double().sum(1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("n", [1, 3, 4, 9])
 def test_weighted_sums(n, fresh):

@@ -8,10 +8,10 @@ kernel has lines, which are read where they lie.
 
 Large terms may cancel, and the sum of their rounding errors then be larger than it. Those are at most
 
-    u (patch / lanes + outputs / lanes + 24) (sum_p |in_p| |out_p|)^2,    u = 2^-24
+    u (steps + 24) (sum_p |in_p| |out_p|)^2,    u = 2^-24
 
-which is added wherever it is a hundredth or more. Below that it could make a norm too small by 0.4% at the very worst,
-were all roundings to conspire; they amount to some 1e-6.
+for as many steps as both inner products take in a lane. That is added wherever it is a hundredth or more; below, it
+could make a norm too small by 0.4% at the very worst, were all roundings to conspire. They amount to some 1e-6.
 """
 
 from __future__ import annotations
@@ -57,8 +57,6 @@ from terrine.sgd.kernels.vectors import (
 )
 
 HIGH, LONG = (4, 4) if REGISTERS >= 32 else (2, 4)
-
-
 STARTS, LINES, STEP, RUN, FOUND, INPUTS, INPUTS_ROOM, INPUTS_STEP, OUT_ROOM, OUT_STEP, ROOM = range(NEXT, NEXT + 11)
 
 
@@ -99,7 +97,8 @@ def _laid(source: int, step: int, positions: int, width: int, place: int, apart:
 @Kernel
 def _squares(job: Any) -> None:
     worker, found, positions = cleared(job), floats(job[FOUND]), job[POSITIONS]
-    error = ((job[LINES] * job[RUN] + job[HEIGHT]) / LANES + 24.0) * 2.0**-24
+    steps = job[LINES] * ((job[RUN] + LANES - 1) // LANES) + (job[HEIGHT] + LANES - 1) // LANES
+    error = (steps + 24.0) * 2.0**-24
     starts, shift = numbers(job[STARTS]), 4 * worker * job[ROOM]
     step = job[OUT_STEP] or job[OUT]
     while True:
