@@ -12,7 +12,7 @@ from scipy import stats
 from terrine.sgd.kernels import SPARE, aes
 from terrine.sgd.kernels.normals import add_normals, refine
 from terrine.sgd.noise import Key, Purpose
-from terrine.sgd.normal import BLOCK, RUN
+from terrine.sgd.normal import BLOCK, RUN, _processor_agrees
 
 KEY = Key.seeded(7)
 ALARM = 1e-6  # false-alarm rate of every statistical test here; seeds are fixed, so each either passes or never does
@@ -158,10 +158,24 @@ def test_the_processor_and_the_library_make_the_same_noise(step, monkeypatch):
     sizes = [5, 3 * BLOCK + 1, 2, RUN * BLOCK + 3]
     here = [torch.full((size,), 0.5) for size in sizes]
     draw(step).protect(here, 3.0, over=8.0)
-    monkeypatch.setattr(aes, "available", lambda: False)
+    monkeypatch.setattr("terrine.sgd.normal._processor_agrees", lambda: False)
     there = [torch.full((size,), 0.5) for size in sizes]
     draw(step).protect(there, 3.0, over=8.0)
     assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))
+
+
+@pytest.mark.skipif(not aes.available(), reason="this processor has no instructions for AES")
+def test_a_processor_that_is_wrong_is_not_asked(monkeypatch, caplog):
+    """One bit of one round key: all noise comes from the library then, and the log says so."""
+    right = draw().normal(1_000)
+    assert _processor_agrees()
+    wrong = aes.schedule(KEY.secret).copy()
+    wrong[100] ^= 1
+    monkeypatch.setattr(aes, "schedule", lambda _: wrong)
+    _processor_agrees.cache_clear()
+    assert torch.equal(draw().normal(1_000), right)
+    assert "AES" in caplog.text
+    _processor_agrees.cache_clear()
 
 
 def test_each_index_is_chosen_with_the_rate():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -48,7 +48,7 @@ SEGMENT, RUN, STEP, KEYS, ADDRESS, BLOCKS, PARTS, ROOM, SIZE, SETTINGS = range(F
 class Stream:
     """The random bits of one address."""
 
-    keys: NDArray[np.uint8]
+    keys: NDArray[np.uint8] = field(repr=False)
     address: int  # the first 8 bytes of every block, as a whole number of this machine
 
 
