@@ -68,7 +68,7 @@ def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
     inputs_step = _apart(positions, width, image.strides[1]) if plain else 0
     out_step = _apart(positions, height, out.stride(1))
     starts = image.starts() if not inputs_step else every_step(1, positions, 0, inputs_step)
-    laid = room("rows", torch.get_num_threads(), positions * (inputs_step + out_step))
+    laid = room("rows", image.threads, positions * (inputs_step + out_step))
     _squares.work(
         n, *job(image, frames, out, sums), starts.ctypes.data, image.lines, image.dilation * image.steps[0], width,
         found.data_ptr(), image.strides[1], laid.data_ptr(), inputs_step,

@@ -90,7 +90,12 @@ class Image:
 
     def frames(self) -> Tensor:
         """Room for a framed image for every thread; none where images need none."""
-        return room("frames", torch.get_num_threads() if self.framed else 0, self.sizes[0] * self.steps[0])
+        return room("frames", self.threads if self.framed else 0, self.sizes[0] * self.steps[0])
+
+    @property
+    def threads(self) -> int:
+        """How many can be at work: each takes an image at a time."""
+        return min(torch.get_num_threads(), len(self.pixels))
 
 
 @lru_cache(maxsize=256)
