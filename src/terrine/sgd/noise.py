@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
-from terrine.sgd.normal import Normals, Words
+from terrine.sgd.kernels import Words
+from terrine.sgd.normal import Normals
 
 
 class Purpose(enum.IntEnum):

@@ -9,21 +9,17 @@ the cryptography library, on one thread: the same bits.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
-from terrine.sgd.kernels import SPARE
+from terrine.sgd.kernels import FLOATS, SPARE, Floats, Words
+from terrine.sgd.scratch import scratch
 
 log = logging.getLogger("terrine.sgd")
-
-Floats = NDArray[np.float32]
-Words = NDArray[np.uint32]
 
 BLOCK = 1 << 17
 """Most values made at once: few enough to stay in the cache."""
@@ -71,7 +67,8 @@ class Normals:
         if len(parts) == 1 and size % 2 == 0:
             self._add(parts[0], fill)
             return
-        together = _room.sums[: size + size % 2]  # pairs need an even number: one value may be left over
+        even = size + size % 2  # pairs need an even number: one value may be left over
+        together = scratch("together", (even,), FLOATS).numpy()
         np.concatenate(parts, out=together[:size])
         self._add(together, fill)
         for part, stop in zip(parts, accumulate(part.size for part in parts), strict=True):
@@ -80,9 +77,10 @@ class Normals:
     def _add(self, sums: Floats, fill: Callable[[Words], None]) -> None:
         from terrine.sgd.kernels.normals import add_normals
 
-        words = _room.words[: sums.size + SPARE]
+        words = scratch("words", (sums.size + SPARE,), FLOATS).numpy().view(np.uint32)
+        uniform = scratch("uniform", (sums.size // 2,), FLOATS).numpy()
         fill(words)
-        add_normals(sums, words, _room.uniform[: sums.size // 2], *map(np.float32, self._settings))
+        add_normals(sums, words, uniform, *map(np.float32, self._settings))
 
     @property
     def _settings(self) -> tuple[float, float, float]:
@@ -121,14 +119,3 @@ def _cut(arrays: Sequence[Floats]) -> list[list[Floats]]:
             blocks[-1].append(part)
             start, room = start + part.size, room - part.size
     return blocks
-
-
-class _Room(threading.local):
-    """What every thread keeps for one block: fresh pages are dearer than the arithmetic."""
-
-    def __init__(self) -> None:
-        self.words, self.uniform = np.empty(BLOCK + SPARE, np.uint32), np.empty(BLOCK // 2, np.float32)
-        self.sums = np.zeros(BLOCK, np.float32)
-
-
-_room = _Room()

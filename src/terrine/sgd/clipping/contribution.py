@@ -73,7 +73,7 @@ class Dense:
         return self.rows
 
     def drop(self, examples: Tensor) -> Dense:
-        return Dense(_without(self.rows, examples))
+        return Dense(without(self.rows, examples))
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Outer:
         return rows.reshape(-1, *self.shape)
 
     def drop(self, examples: Tensor) -> Outer:
-        return Outer(_without(self.inputs, examples), _without(self.gradients, examples), self.shape)
+        return Outer(without(self.inputs, examples), without(self.gradients, examples), self.shape)
 
     def _direct_squares(self) -> Tensor:
         """The gradients themselves, and their squared norms."""
@@ -240,7 +240,7 @@ class Lookup:
         return table.view(n, *self.shape)
 
     def drop(self, examples: Tensor) -> Lookup:
-        return Lookup(self.tokens, _without(self.gradients, examples), self.shape)
+        return Lookup(self.tokens, without(self.gradients, examples), self.shape)
 
 
 def together(parts: list[Contribution]) -> Contribution:
@@ -323,5 +323,6 @@ def _add_by_short_blocks(total: Tensor, left: Tensor, right: Tensor, fresh: bool
         total.addmm_(left[:, some], right[some], beta=float(start > 0 or not fresh))
 
 
-def _without(tensor: Tensor, examples: Tensor) -> Tensor:
+def without(tensor: Tensor, examples: Tensor) -> Tensor:
+    """`tensor` (n, ...) with zeros for these examples."""
     return tensor.masked_fill(examples.view(-1, *[1] * (tensor.dim() - 1)), 0.0)

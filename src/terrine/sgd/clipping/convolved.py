@@ -24,8 +24,8 @@ from terrine.sgd.clipping.contribution import Contribution, Dense, squared_rows
 from terrine.sgd.clipping.depthwise import gradients, is_depthwise
 from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.patches import Geometry
-from terrine.sgd.clipping.scratch import scratch
 from terrine.sgd.kernels import Image
+from terrine.sgd.scratch import scratch
 
 _CACHE = 2 << 20  # bytes laid out at once, for each thread
 _LARGE = 16 << 20  # bytes of patches laid out for one product of large matrices

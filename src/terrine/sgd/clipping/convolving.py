@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from terrine.sgd.clipping.convolved import few
 from terrine.sgd.clipping.patches import Geometry, patches, turned
-from terrine.sgd.clipping.scratch import scratch
+from terrine.sgd.scratch import scratch
 
 _NARROW = 16  # channels up to which the library's gradient of a strided convolution leaves much of a register empty
 

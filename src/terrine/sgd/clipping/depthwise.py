@@ -16,7 +16,7 @@ from torch import Tensor
 
 from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.patches import Border, Geometry
-from terrine.sgd.clipping.scratch import scratch
+from terrine.sgd.scratch import scratch
 
 _FOLDED = 8 << 20  # bytes of images folded at once
 _CACHED = 256 << 10  # bytes of products summed at once, for each thread

@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from terrine.sgd.clipping.scratch import scratch
+from terrine.sgd.scratch import scratch
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, squared_rows
+from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, squared_rows, without
 from terrine.sgd.clipping.piece import Piece
 
 SMALL = 1 << 14
@@ -41,7 +41,7 @@ class Single:
         return self.gradients.unsqueeze(2) * self.inputs.unsqueeze(1)
 
     def drop(self, examples: Tensor) -> Single:
-        inputs, gradients = _without(self.inputs, examples), _without(self.gradients, examples)
+        inputs, gradients = without(self.inputs, examples), without(self.gradients, examples)
         return Single(inputs, gradients, self._squares.masked_fill(examples, 0.0))
 
     def _factors(self, factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,12 +83,8 @@ class Vector:
         return self.rows
 
     def drop(self, examples: Tensor) -> Vector:
-        return Vector(_without(self.rows, examples))
+        return Vector(without(self.rows, examples))
 
 
 def _of_type(factor: Tensor, rows: Tensor) -> Tensor:
     return factor if factor.dtype is rows.dtype else factor.to(rows.dtype)
-
-
-def _without(rows: Tensor, examples: Tensor) -> Tensor:
-    return rows.masked_fill(examples.unsqueeze(1), 0.0)

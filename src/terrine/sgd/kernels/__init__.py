@@ -16,15 +16,21 @@ The compiler behind them is loaded when the first of them is needed.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from terrine.sgd.kernels.image import Image
 
+Floats = NDArray[np.float32]
+Words = NDArray[np.uint32]
+FLOATS = torch.empty(0)
+"""What kernels' own memory is like."""
 SPARE = 64
 """Random words that every block of noise has left for values whose own are too few, see `normals.py`."""
 
-__all__ = ["SPARE", "Image", "add_weighted", "applied", "load", "prefers_direct", "take"]
+__all__ = ["FLOATS", "SPARE", "Floats", "Image", "Words", "add_weighted", "applied", "load", "prefers_direct", "take"]
 
 _CACHED, _FAR = 25.0, 110.0  # multiply-adds in the time a gradient's number takes to be kept, in cache and in memory
 _SMALL = 1 << 15  # numbers of a gradient of which a lot's stay in cache until they are needed again

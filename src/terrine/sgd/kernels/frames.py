@@ -9,18 +9,7 @@ from torch import Tensor
 
 from terrine.sgd.kernels.image import Image
 from terrine.sgd.kernels.team import AT, FIRST, WHOLE, WORKERS, floats, inner, instruction, taken
-from terrine.sgd.kernels.vectors import (
-    LANES,
-    Builder,
-    Value,
-    below,
-    load,
-    load_where,
-    loop,
-    number,
-    store,
-    store_where,
-)
+from terrine.sgd.kernels.vectors import Builder, Stretch, Value, load, loop, store
 
 PIXELS, APART, HIGH, WIDE, FRAMES, SIZE, LINE, CORNER, OUTS, OUTS_APART, OUT, HEIGHT, POSITIONS, SUMS, NEXT = range(
     FIRST, FIRST + 15
@@ -65,19 +54,15 @@ def added_up(job: Any, i: int) -> Any:
 @instruction(types.void, AT, WHOLE, WHOLE, WHOLE, AT)
 def _add_up(builder: Builder, out: Value, apart: Value, positions: Value, height: Value, target: Value) -> None:
     """Add all positions' outputs to what is in the target, in the order in which they come from memory."""
-    whole, rest = builder.udiv(height, number(LANES)), builder.urem(height, number(LANES))
-    mask = below(builder, list(range(LANES)), number(0), rest)
+    stretch = Stretch(builder, height)
     with loop(builder, positions) as position:
         row = builder.gep(out, [builder.mul(position.index, apart)])
-        with loop(builder, whole) as k:
-            offset = builder.mul(k.index, number(LANES))
-            to = builder.gep(target, [offset])
-            store(builder, builder.fadd(load(builder, to), load(builder, builder.gep(row, [offset]))), to)
-        with builder.if_then(builder.icmp_unsigned(">", rest, number(0))):
-            offset = builder.mul(whole, number(LANES))
+
+        def add(offset: Value, mask: Value | None) -> None:
             to, more = (builder.gep(base, [offset]) for base in (target, row))
-            total = builder.fadd(load_where(builder, to, mask), load_where(builder, more, mask))
-            store_where(builder, total, to, mask)
+            store(builder, builder.fadd(load(builder, to, mask), load(builder, more, mask)), to, mask)
+
+        stretch.each(add)
 
 
 @inner

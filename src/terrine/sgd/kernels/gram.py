@@ -25,7 +25,6 @@ from torch import Tensor
 from terrine.sgd.kernels.dots import dots
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
-from terrine.sgd.kernels.room import room
 from terrine.sgd.kernels.team import (
     AT,
     ITEMS,
@@ -55,6 +54,7 @@ from terrine.sgd.kernels.vectors import (
     root,
     total,
 )
+from terrine.sgd.scratch import scratch
 
 HIGH, LONG = (4, 4) if REGISTERS >= 32 else (2, 4)
 STARTS, LINES, STEP, RUN, FOUND, INPUTS, INPUTS_ROOM, INPUTS_STEP, OUT_ROOM, OUT_STEP, ROOM = range(NEXT, NEXT + 11)
@@ -68,7 +68,7 @@ def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
     inputs_step = _apart(positions, width, image.strides[1]) if plain else 0
     out_step = _apart(positions, height, out.stride(1))
     starts = image.starts() if not inputs_step else every_step(1, positions, 0, inputs_step)
-    laid = room("rows", image.threads, positions * (inputs_step + out_step))
+    laid = scratch("rows", (image.threads, positions * (inputs_step + out_step)), out)
     _squares.work(
         n, *job(image, frames, out, sums), starts.ctypes.data, image.lines, image.dilation * image.steps[0], width,
         found.data_ptr(), image.strides[1], laid.data_ptr(), inputs_step,

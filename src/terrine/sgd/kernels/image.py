@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from terrine.sgd.kernels.room import room
+from terrine.sgd.scratch import scratch
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Image:
 
     def frames(self) -> Tensor:
         """Room for a framed image for every thread; none where images need none."""
-        return room("frames", self.threads if self.framed else 0, self.sizes[0] * self.steps[0])
+        return scratch("frames", (self.threads if self.framed else 0, self.sizes[0] * self.steps[0]), self.pixels)
 
     @property
     def threads(self) -> int:

@@ -20,25 +20,20 @@ import torch
 from numba import carray, njit
 from numpy.typing import NDArray
 
-from terrine.sgd.kernels import SPARE, aes
-from terrine.sgd.kernels.room import room
-from terrine.sgd.kernels.team import FIRST, ITEMS, TAKEN, WORKERS, Kernel, floats, inner, numbers, taken, words
+from terrine.sgd.kernels import FLOATS, SPARE, Floats, Words, aes
+from terrine.sgd.kernels.team import FIRST, ITEMS, TAKEN, WORKERS, Kernel, floats, inner, kept, numbers, taken, words
+from terrine.sgd.scratch import scratch
 
 F = TypeVar("F", bound=Callable[..., Any])
-Floats = NDArray[np.float32]
-Words = NDArray[np.uint32]
 
 
 def compiled(function: F) -> F:
-    """Compile on the first call, without Python's lock; kept between processes where there is room for it.
+    """Compile on the first call, without Python's lock.
 
     Multiplying and adding may be one rounding instead of two; sums stay in the order in which they are written.
     """
     settings = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
-    try:
-        return cast(F, njit(cache=True, **settings)(function))
-    except RuntimeError:  # neither beside this file nor in the user's folders can anything be written
-        return cast(F, njit(**settings)(function))
+    return kept(lambda cache: cast(F, njit(cache=cache, **settings)(function)))
 
 
 SEGMENT, RUN, STEP, KEYS, ADDRESS, BLOCKS, PARTS, ROOM, SIZE, SETTINGS = range(FIRST, FIRST + 10)
@@ -65,7 +60,7 @@ def add_blocks(blocks: Sequence[Sequence[Floats]], stream: Stream, first: int, r
     counts = np.cumsum([0, *map(len, blocks)], dtype=np.int64)
     largest = max(sum(part.size for part in parts) for parts in blocks) + 1
     size = 3 * largest + SPARE + aes.MADE  # for words, uniform values and what lies in several parts
-    place = room("noise", min(torch.get_num_threads(), len(blocks)), size)
+    place = scratch("noise", (min(torch.get_num_threads(), len(blocks)), size), FLOATS)
     wanted = np.array(settings, dtype=np.float32)
     _blocks.work(
         len(blocks), first, run, block + SPARE, stream.keys.ctypes.data, stream.address, counts.ctypes.data,

@@ -8,7 +8,7 @@ may be a patch of an image, which is read where it lies: lines of the kernel are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -30,10 +30,9 @@ from terrine.sgd.kernels.vectors import (
     below,
     every,
     load,
-    load_where,
     loop,
     number,
-    store_where,
+    store,
     total,
 )
 
@@ -130,13 +129,13 @@ def _build(builder: Builder, vectors: int, high: int, wide: Value, line: Value, 
     offsets = [builder.select(builder.icmp_signed("<", number(r), many), number(r), last) for r in range(high)]
     inside = builder.icmp_signed(">=", lanes, number(vectors * LANES))
 
-    def positions(read: Callable[[Value, int], Value]) -> None:
+    def positions(masks: Sequence[Value | None]) -> None:
         with loop(builder, rows) as row:
             here, there = builder.mul(row.index, line), builder.mul(row.index, other_line)
             with loop(builder, columns) as column:
                 at = builder.gep(wide, [builder.add(here, builder.mul(column.index, pixel))])
                 beside = builder.gep(spread, [builder.add(there, builder.mul(column.index, other_pixel))])
-                taken = [read(builder.gep(at, [number(v * LANES)]), v) for v in range(vectors)]
+                taken = [load(builder, builder.gep(at, [number(v * LANES)]), mask) for v, mask in enumerate(masks)]
                 for r, offset in enumerate(offsets):
                     factor = every(builder, builder.load(builder.gep(beside, [offset])))
                     for v, one in enumerate(taken):
@@ -144,9 +143,9 @@ def _build(builder: Builder, vectors: int, high: int, wide: Value, line: Value, 
 
     with builder.if_else(inside) as (then, otherwise):
         with then:
-            positions(lambda at, _: load(builder, at))
+            positions([None] * vectors)
         with otherwise:
-            positions(lambda at, v: load_where(builder, at, masks[v]))
+            positions(masks)
     made = sums.values()
     for r in range(high):
         with builder.if_then(builder.icmp_signed("<", number(r), many)):
@@ -154,5 +153,5 @@ def _build(builder: Builder, vectors: int, high: int, wide: Value, line: Value, 
             for v in range(vectors):
                 one = made[r * vectors + v]
                 squares.add(0, one, one)
-                store_where(builder, one, builder.gep(to, [number(v * LANES)]), masks[v])
+                store(builder, one, builder.gep(to, [number(v * LANES)]), masks[v])
     return total(builder, squares.values()[0])

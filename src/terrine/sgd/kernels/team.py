@@ -18,7 +18,7 @@ from hashlib import sha256
 from inspect import Parameter, Signature
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch
@@ -31,12 +31,26 @@ from terrine.sgd.kernels.vectors import F32, I32, I64, Builder, Value, number
 
 TAKEN, ITEMS, WORKERS, FIRST = range(4)
 """A job begins with the items taken, the items there are and the threads at work; then comes the kernel's own."""
+T = TypeVar("T")
+_one_at_a_time = Lock()
 SETTINGS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}
 
 
 def inner(function: Callable[..., Any]) -> Any:
     """Compiled, for kernels to call."""
     return njit(nogil=True, **SETTINGS)(function)
+
+
+def kept(compiled: Callable[[bool], T]) -> T:
+    """What is compiled, told to keep it between processes where there is room for it."""
+    with _one_at_a_time:
+        before, config.CACHE_DIR = config.CACHE_DIR, _folder()
+        try:
+            return compiled(True)
+        except RuntimeError:  # neither beside this file nor in the user's folders can anything be written
+            return compiled(False)
+        finally:
+            config.CACHE_DIR = before
 
 
 class Kernel:
@@ -50,16 +64,9 @@ class Kernel:
 
     @cached_property
     def compiled(self) -> Any:
-        """Kept between processes where there is room for it."""
+        """What the team calls."""
         signature = types.void(types.CPointer(types.int64))
-        with _one_at_a_time:
-            before, config.CACHE_DIR = config.CACHE_DIR, _folder()
-            try:
-                return cfunc(signature, cache=True, **SETTINGS)(self._function)
-            except RuntimeError:  # neither beside this file nor in the user's folders can anything be written
-                return cfunc(signature, **SETTINGS)(self._function)
-            finally:
-                config.CACHE_DIR = before
+        return kept(lambda cache: cfunc(signature, cache=cache, **SETTINGS)(self._function))
 
     def work(self, items: int, *job: int) -> None:
         """Have the team do all items of a job."""
@@ -70,9 +77,6 @@ class Kernel:
             self.compiled.ctypes(numbers.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
         else:
             together(self.compiled.address, numbers.ctypes.data, threads, 0)
-
-
-_one_at_a_time = Lock()
 
 
 @lru_cache(maxsize=1)

@@ -65,27 +65,22 @@ def root(builder: Builder, vector: Value) -> Value:
     return builder.call(function, [vector])
 
 
-def load(builder: Builder, pointer: Value) -> Value:
-    """A vector from anywhere in memory."""
-    found = builder.load(builder.bitcast(pointer, VECTOR.as_pointer()))
-    found.align = 4
-    return found
-
-
-def load_where(builder: Builder, pointer: Value, mask: Value) -> Value:
-    """A vector; zero, and the memory not touched, where the mask is not."""
+def load(builder: Builder, pointer: Value, mask: Value | None = None) -> Value:
+    """A vector from anywhere in memory; zero, and the memory not touched, where a mask is not."""
+    if mask is None:
+        found = builder.load(builder.bitcast(pointer, VECTOR.as_pointer()))
+        found.align = 4
+        return found
     kind = ir.FunctionType(VECTOR, [VECTOR.as_pointer(), I32, MASK, VECTOR])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.v{LANES}f32.p0")
     return builder.call(function, [builder.bitcast(pointer, VECTOR.as_pointer()), ir.Constant(I32, 4), mask, ZERO])
 
 
-def store(builder: Builder, value: Value, pointer: Value) -> None:
-    """Write a vector to anywhere in memory."""
-    builder.store(value, builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
-
-
-def store_where(builder: Builder, value: Value, pointer: Value, mask: Value) -> None:
-    """Write a vector where the mask is, and touch nothing else."""
+def store(builder: Builder, value: Value, pointer: Value, mask: Value | None = None) -> None:
+    """Write a vector to anywhere in memory; where a mask is not, nothing is touched."""
+    if mask is None:
+        builder.store(value, builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
+        return
     kind = ir.FunctionType(ir.VoidType(), [VECTOR, VECTOR.as_pointer(), I32, MASK])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.v{LANES}f32.p0")
     builder.call(function, [value, builder.bitcast(pointer, VECTOR.as_pointer()), ir.Constant(I32, 4), mask])
@@ -118,6 +113,23 @@ class Sums:
 def loop(builder: Builder, many: Value) -> AbstractContextManager[Any]:
     """`with loop(builder, many) as i`: as often as said, `i.index` from 0 on."""
     return cast(AbstractContextManager[Any], cgutils.for_range(builder, many))
+
+
+class Stretch:
+    """Numbers side by side, as vectors: all that are whole, then what is left under a mask."""
+
+    def __init__(self, builder: Builder, width: Value) -> None:
+        self._builder = builder
+        self._whole, self._rest = builder.udiv(width, number(LANES)), builder.urem(width, number(LANES))
+        self._mask = below(builder, list(range(LANES)), number(0), self._rest)
+
+    def each(self, body: Callable[[Value, Value | None], None]) -> None:
+        """body(offset, mask) for every vector; no mask where all of its numbers are there."""
+        builder = self._builder
+        with loop(builder, self._whole) as i:
+            body(builder.mul(i.index, number(LANES)), None)
+        with builder.if_then(builder.icmp_unsigned(">", self._rest, number(0))):
+            body(builder.mul(self._whole, number(LANES)), self._mask)
 
 
 def added(builder: Builder, vectors: list[Value]) -> Value:
@@ -155,6 +167,3 @@ def totals(builder: Builder, vectors: list[Value]) -> list[Value]:
 
 def _places(indices: list[int]) -> Value:
     return ir.Constant(ir.VectorType(I32, LANES), indices)
-
-
-Load = Callable[[Value], Value]

@@ -13,9 +13,9 @@ from terrine.sgd.clipping.contribution import Contribution
 from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.linear import wide
-from terrine.sgd.clipping.scratch import scratch, scratch_like
 from terrine.sgd.clipping.single import vector
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
+from terrine.sgd.scratch import scratch, scratch_like
 
 Found = list[tuple[Piece, Contribution]]
 

@@ -1,7 +1,8 @@
 """Memory for what lives only until the next call of its kind: one buffer for each purpose, kept by each thread.
 
-Patches of a few examples are laid out, multiplied and forgotten, thousands of times in a step. In fresh memory most
-of the time would go into pages that the system has to clear; in one buffer they stay in the processor's cache.
+Patches of a few examples are laid out, multiplied and forgotten, thousands of times in a step, and kernels need room
+to work in. In fresh memory most of the time would go into pages that the system has to clear; in one buffer they stay
+in the processor's cache.
 """
 
 from __future__ import annotations
