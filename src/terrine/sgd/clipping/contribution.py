@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd import kernels
+from terrine.sgd import kernels, products
 from terrine.sgd.clipping import workspace
 from terrine.sgd.kernels import Image
 
@@ -123,6 +123,10 @@ class Outer:
         outer = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
         return inner.mul_(outer).sum((1, 2))
 
+    def made(self, factor: Tensor) -> Tensor | None:
+        """The weighted sum in memory of its own, where that is faster."""
+        return None if self._rows is not None else products.weighted(self.gradients, self.inputs, factor)
+
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         inputs, gradients = self.inputs, self.gradients
         flat = total.view(gradients.shape[2], inputs.shape[2])
@@ -133,6 +137,10 @@ class Outer:
                 _ = flat.copy_(made.t()) if fresh else flat.add_(made.t())
             else:
                 Dense(self._rows).add_to(total, factor, fresh)
+            return
+        made = self.made(factor) if total.dtype is gradients.dtype else None
+        if made is not None:
+            _ = flat.copy_(made) if fresh else flat.add_(made)
             return
         if inputs.shape[2] < gradients.shape[2]:
             inputs = _scaled(inputs, factor)

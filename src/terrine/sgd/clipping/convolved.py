@@ -20,7 +20,7 @@ from torch import Tensor
 
 from terrine.sgd import kernels
 from terrine.sgd.clipping import patches, workspace
-from terrine.sgd.clipping.contribution import Contribution, Dense, squared_rows
+from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, squared_rows
 from terrine.sgd.clipping.depthwise import gradients, is_depthwise
 from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.patches import Geometry
@@ -31,12 +31,6 @@ _CACHE = 2 << 20  # bytes laid out at once, for each thread
 _LARGE = 16 << 20  # bytes of patches laid out for one product of large matrices
 _KEPT = 60.0  # multiply-adds in the time one number of a gradient takes to memory and back
 _GATHERED = 120.0  # multiply-adds in the time it takes to add up one entry of a Gram matrix
-_FEW = 2  # patches to an output channel up to which a product of matrices beats the library's convolution
-
-
-def few(patches: int, outputs: int) -> bool:
-    """Whether so few patches meet so large a weight that rearranging the weight is what the library spends time on."""
-    return patches <= _FEW * outputs
 
 
 class Convolved:
@@ -61,11 +55,11 @@ class Convolved:
         return self.out.flatten(1, -2).sum(1) if self._sums is None else self._sums
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+        if self._is_product():
+            self._add_product(total, factor, fresh)
+            return
         made = self._summed(factor.to(self.out.dtype))
-        if fresh:
-            total.copy_(made)
-        else:
-            total.add_(made)
+        _ = total.copy_(made) if fresh else total.add_(made)
 
     def dense(self) -> Tensor:
         return self._placed(self._direct()[0])
@@ -148,19 +142,24 @@ class Convolved:
             Dense(self._direct()[0]).add_to(total, factor, fresh=True)
             return self._placed(total).squeeze(0)
         scale = factor.view(-1, *[1] * (self.out.dim() - 1))
-        scaled = torch.mul(self.out, scale, out=scratch("scaled", tuple(self.out.shape), self.out))
-        by_library = all(low == high for low, high in self.geometry.padding)
-        if by_library and not few(self.out.shape[:-1].numel(), self.out.shape[-1]):
-            return self._by_library(scaled)
-        total = scratch("weight", (1, prod(self.shape)), self.out)
+        return self._by_library(torch.mul(self.out, scale, out=scratch("scaled", tuple(self.out.shape), self.out)))
+
+    def _is_product(self) -> bool:
+        """Whether the weighted sum is better had as a product of matrices than by the library.
+
+        So few patches meet so large a weight that rearranging it is what the library would spend its time on.
+        """
+        if self._rows is not None or self.geometry.groups > 1:
+            return False
+        return self.out.shape[:-1].numel() <= self.shape[0] or any(low != high for low, high in self.geometry.padding)
+
+    def _add_product(self, total: Tensor, factor: Tensor, fresh: bool) -> None:
+        """The weighted sum from patches that are laid out in the order of the weight."""
         step = self._step(_LARGE, self._patch_numbers())
-        layout = patches.patches(self.geometry, self.image, step)
-        turn = scaled.shape[:-1].numel() < self.shape[0] and prod(self.geometry.kernel) > 1
-        for start, stop in chunks(len(scaled), step):
-            right, left = layout(start, stop).flatten(0, 2), scaled[start:stop].flatten(0, -2).t()
-            right = patches.turned(right, self.shape[1]) if turn else right
-            total.view(self.shape[0], -1).addmm_(left, right, beta=float(start > 0))
-        return total.view(self.shape) if turn else self._placed(total).squeeze(0)
+        layout, outs = patches.patches(self.geometry, self.image, step), self.out.flatten(1, -2)
+        for start, stop in chunks(len(outs), step):
+            laid = patches.turned(layout(start, stop).squeeze(1), self.shape[1])
+            Outer(laid, outs[start:stop], self.shape).add_to(total, factor[start:stop], fresh and start == 0)
 
     def _by_library(self, scaled: Tensor) -> Tensor:
         geometry, dims = self.geometry, len(self.geometry.kernel)

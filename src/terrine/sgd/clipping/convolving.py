@@ -1,85 +1,29 @@
 """A convolution's forward pass and its input's gradient, where there is a faster way than the library's.
 
-    product   few patches meet a large weight, which the library would spend its time on rearranging: the patches
-              are laid out for one product of matrices, and the gradient's are added up where they lie
-    phases    few channels come in and the stride divides the kernel: the input's gradient is s^d images, one for each
-              phase of the stride, that one convolution without stride gives as channels
+Few channels come in and the stride divides the kernel: the input's gradient is s^d images, one for each phase of the
+stride, that one convolution without stride gives as channels.
 
 Nothing flows back to weight or bias: the tape has them.
 """
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.convolved import few
-from terrine.sgd.clipping.patches import Geometry, patches, turned
-from terrine.sgd.scratch import scratch
+from terrine.sgd.clipping.patches import Geometry
 
 _NARROW = 16  # channels up to which the library's gradient of a strided convolution leaves much of a register empty
 
 
 def convolve(image: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor | None:
     """The convolution of `image` (n, channels, *sizes) for one group; None where the library is faster."""
-    if few(len(image) * prod(geometry.places(image.movedim(1, -1))), len(weight)):
-        return _Product.apply(image, weight, bias, geometry)  # type: ignore[no-any-return, no-untyped-call]
     if image.requires_grad and image.shape[1] <= _NARROW and _has_phases(geometry):
         return _Phases.apply(image, weight, bias, geometry)  # type: ignore[no-any-return, no-untyped-call]
     return None
-
-
-class _Product(torch.autograd.Function):
-    """A convolution as one product of its patches with its weight; nothing flows back to the weight."""
-
-    @staticmethod
-    def forward(ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        last, width = image.movedim(1, -1), len(weight)
-        ctx.geometry, ctx.like = geometry, last.detach()
-        ctx.save_for_backward(weight)
-        places = geometry.places(last)
-        steps = [prod(places[axis:]) * width for axis in range(len(places) + 1)]
-        out = image.new_empty_strided((len(image), width, *places), (steps[0], 1, *steps[1:]))
-        laid, rows = patches(geometry, last, len(last))(0, len(last)), out.movedim(1, -1).view(-1, width)
-        laid = laid.flatten(0, 2)
-        turn = _turns(rows, weight)
-        laid, matrix = (turned(laid, last.shape[-1]), weight.flatten(1)) if turn else (laid, _matrix(weight))
-        if bias is None:
-            torch.mm(laid, matrix.t(), out=rows)
-        else:
-            torch.addmm(bias, laid, matrix.t(), out=rows)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (weight,), last = ctx.saved_tensors, gradients[0].movedim(1, -1)
-        out = last.flatten(0, -2)
-        turn = _turns(out, weight)
-        places, channels, kernel = last.shape[:-1], weight.shape[1], weight.shape[2:]
-        matrix = weight.flatten(1) if turn else _matrix(weight)
-        columns = torch.mm(out, matrix, out=scratch("patches", (len(out), matrix.shape[1]), matrix))
-        if turn:
-            laid = columns.view(*places, channels, *kernel).movedim(len(places), -1)
-        else:
-            laid = columns.view(*places, *kernel, channels)
-        return ctx.geometry.scattered(laid, ctx.like).contiguous().movedim(-1, 1), None, None, None
-
-
-def _turns(rows: Tensor, weight: Tensor) -> bool:
-    """Whether patches, fewer than output channels, are to be rearranged rather than the weight."""
-    return rows.shape[0] < rows.shape[1] and weight.is_contiguous() and weight[0, 0].numel() > 1
-
-
-def _matrix(weight: Tensor) -> Tensor:
-    """(outputs, kernel * channels) of a weight (outputs, channels, *kernel)."""
-    last = weight.movedim(1, -1)
-    if not last.is_contiguous():
-        last = scratch("weight", tuple(last.shape), weight).copy_(last)
-    return last.flatten(1)
 
 
 class _Phases(torch.autograd.Function):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from terrine import check
 from terrine.errors import InvalidArgument
+from terrine.sgd import pages
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import FIRST, stops
@@ -54,6 +55,7 @@ def clipped_sum(
     Raises: InvalidArgument where the model or the loss mixes examples.
     """
     rule, size = as_rule(clip), count(y)
+    pages.keep()
     validate(model)
     parameters = trained(model)
     sums = Sums(parameters)

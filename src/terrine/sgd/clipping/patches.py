@@ -53,17 +53,6 @@ class Geometry:
         between = [step * s for step, s in zip(steps, self.stride, strict=True)]
         return between, [step * d for step, d in zip(steps, self.dilation, strict=True)]
 
-    def scattered(self, patches: Tensor, like: Tensor) -> Tensor:
-        """The adjoint of patches, one group: (n, *places, *kernel, channels) added to where they lie on an image.
-
-        The image is shaped like `like`.
-        """
-        places = self.places(like)
-        padded = like.new_zeros(len(like), *self.sizes(like), like.shape[-1])
-        for place in product(*map(range, self.kernel)):
-            self.under(padded, place, places).add_(patches[(slice(None),) * (len(places) + 1) + place])
-        return self.inside(padded, like.shape[1:-1])
-
     def under(self, padded: Tensor, place: Sequence[int], places: Sequence[int]) -> Tensor:
         """What lies under one place of the kernel, for every patch of an image with its border."""
         steps = zip(place, self.dilation, self.stride, places, strict=True)
@@ -85,9 +74,11 @@ def patches(geometry: Geometry, image: Tensor, most: int) -> Layout:
 
 
 def turned(laid: Tensor, channels: int) -> Tensor:
-    """Patches (positions, kernel * channels) of one group as (positions, channels * kernel), a weight's own order."""
-    apart = laid.view(len(laid), -1, channels).transpose(1, 2)
-    return scratch("turned", tuple(apart.shape), laid).copy_(apart).flatten(1)
+    """Patches (..., kernel * channels) of one group as (..., channels * kernel), a weight's own order."""
+    if channels == laid.shape[-1]:
+        return laid
+    apart = laid.unflatten(-1, (-1, channels)).transpose(-1, -2)
+    return scratch("turned patches", tuple(apart.shape), laid).copy_(apart).flatten(-2)
 
 
 def products(geometry: Geometry, image: Tensor, most: int) -> Callable[[int, int], Tensor]:

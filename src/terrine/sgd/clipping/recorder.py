@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument
+from terrine.sgd import pages
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.chunks import FIRST, recorded
 from terrine.sgd.clipping.examples import trained
@@ -38,6 +39,7 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module, *, clip: float | ClippingRule) -> None:
+        pages.keep()
         validate(model)
         self.model = model
         self.clip: ClippingRule = as_rule(clip)

@@ -90,11 +90,13 @@ class Sums:
 
     def _add(self, name: str, part: Contribution, factor: Tensor) -> None:
         fresh = name not in self._totals
-        made = getattr(part, "made", None)
-        if fresh and made is not None:
-            self._totals[name] = made(factor).to(wide(self._parameters[name].dtype))
-            return
         if fresh:
+            parameter = self._parameters[name]
+            make = getattr(part, "made", None)
+            made = None if make is None else make(factor)
+            if made is not None:
+                self._totals[name] = made.view(parameter.shape).to(wide(parameter.dtype))
+                return
             self._totals[name] = self._empty(name)
         part.add_to(self._totals[name], factor, fresh)
 

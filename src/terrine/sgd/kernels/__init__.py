@@ -4,6 +4,7 @@
     gram.py      norms by Gram matrices of which nothing is kept
     outer.py     the gradients themselves, with their norms
     weighted.py  their weighted sum
+    turning.py   a matrix turned
     features.py  a weight with few outputs on wide features, with their norms
     normals.py   noise, from bits to what is added
     aes.py       the bits
@@ -30,7 +31,7 @@ FLOATS = torch.empty(0)
 SPARE = 64
 """Random words that every block of noise has left for values whose own are too few, see `normals.py`."""
 
-__all__ = ["FLOATS", "SPARE", "Floats", "Image", "Words", "add_weighted", "applied", "load", "prefers_direct", "take"]
+__all__ = ["FLOATS", "SPARE", "Floats", "Image", "Words", "add_weighted", "applied", "load", "prefers_direct", "take", "turn"]
 
 _CACHED, _FAR = 25.0, 110.0  # multiply-adds in the time a gradient's number takes to be kept, in cache and in memory
 _SMALL = 1 << 15  # numbers of a gradient of which a lot's stay in cache until they are needed again
@@ -39,7 +40,7 @@ _TILE = 64.0  # multiply-adds in the time it takes to add up the parts of one en
 
 def load() -> None:
     """Have all of them compiled, or loaded, now: no step shall wait for it."""
-    from terrine.sgd.kernels import features, gram, normals, outer, team, weighted  # noqa: F401  each adds its own
+    from terrine.sgd.kernels import features, gram, normals, outer, team, turning, weighted  # noqa: F401  each adds its own
 
     for kernel in team.Kernel.all:
         _ = kernel.compiled
@@ -65,6 +66,13 @@ def applied(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     from terrine.sgd.kernels.features import applied
 
     return applied(inputs, weight)
+
+
+def turn(rows: Tensor, factor: Tensor, target: Tensor) -> Tensor:
+    """Fill target (d, n), contiguous, with rows (n, d), each times its factor."""
+    from terrine.sgd.kernels.turning import turn
+
+    return turn(rows, factor, target)
 
 
 def prefers_direct(positions: int, width: int, height: int) -> bool:

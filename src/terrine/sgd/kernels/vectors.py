@@ -165,5 +165,21 @@ def totals(builder: Builder, vectors: list[Value]) -> list[Value]:
     return vectors
 
 
+def transposed(builder: Builder, vectors: list[Value]) -> list[Value]:
+    """LANES vectors as a matrix, turned."""
+    part = LANES
+    while part > 1:
+        half = part // 2
+        made = list(vectors)
+        low = [i if i % part < half else LANES + i - half for i in range(LANES)]
+        high = [place + half for place in low]
+        for i in (i for i in range(LANES) if i % part < half):
+            one, other = vectors[i], vectors[i + half]
+            made[i] = builder.shuffle_vector(one, other, _places(low))
+            made[i + half] = builder.shuffle_vector(one, other, _places(high))
+        vectors, part = made, half
+    return vectors
+
+
 def _places(indices: list[int]) -> Value:
     return ir.Constant(ir.VectorType(I32, LANES), indices)

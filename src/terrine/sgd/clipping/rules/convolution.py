@@ -1,7 +1,7 @@
 """Convolutions: a linear map applied to every patch, so g_W = sum over patches l of y'_l patch_l^T.
 
 A transposed convolution is the same with input and output gradient exchanged. The forward pass runs with channels
-last in memory, where convolutions are fastest.
+last in memory, where convolutions are fastest, unless the weight, which lies otherwise, is much larger than the image.
 """
 
 from __future__ import annotations
@@ -74,11 +74,20 @@ def _found(
     return found
 
 
-def _channels_last(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same arguments with the image's channels last in memory, where convolutions are fastest."""
-    if args[0].dim() not in (4, 5) or args[0].device.type != "cpu":
+def _laid_out(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments with the image as convolutions are fastest: its channels last, or as the weight is."""
+    image, weight, *others = args
+    if image.dim() not in (4, 5) or image.device.type != "cpu":
         return args
-    return (_last(args[0]), *args[1:])
+    return (image.contiguous() if _is_heavy(weight, image) else _last(image), weight, *others)
+
+
+def _is_heavy(weight: Tensor, image: Tensor) -> bool:
+    """Whether to rearrange the weight would cost more than all that channels last would save."""
+    return weight.is_contiguous() and weight.numel() >= HEAVY * image.numel()
+
+
+HEAVY = 2
 
 
 def _last(tensor: Tensor) -> Tensor:
@@ -95,7 +104,7 @@ def _layout(tensor: Tensor) -> torch.memory_format:
 
 PREPARE.update(
     dict.fromkeys(
-        (functional.conv2d, functional.conv3d, functional.conv_transpose2d, functional.conv_transpose3d), _channels_last
+        (functional.conv2d, functional.conv3d, functional.conv_transpose2d, functional.conv_transpose3d), _laid_out
     )
 )
 
@@ -118,7 +127,7 @@ def _computed(
     out = convolve(image, weight, bias, _geometry(weight, stride, padding, dilation, groups))
     if out is not None:
         return out, None
-    if weight.dim() not in (4, 5) or weight.device.type != "cpu":
+    if weight.dim() not in (4, 5) or weight.device.type != "cpu" or _is_heavy(weight, image):
         return None
     library = functional.conv2d if weight.dim() == 4 else functional.conv3d
     return library(image, weight.contiguous(memory_format=_layout(weight)), bias, stride, padding, dilation), None

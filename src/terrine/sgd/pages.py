@@ -1,0 +1,28 @@
+"""Pages that stay with the process: what one step gives back to malloc, the next one finds there.
+
+By default glibc returns what is freed at the end of its heap to the system as soon as it is a few times the largest
+block freed so far, and a step of training asks for the same pages again, one fault each: an eighth of the step of a
+small network. Whoever has set malloc's thresholds by the environment has had a reason, and keeps them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import lru_cache
+
+TRIM, MMAP = -1, -3
+"""M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h."""
+FREE = 512 << 20
+"""Bytes at the end of the heap that may lie free."""
+BLOCK = 32 << 20
+"""Bytes from which on a block is the system's own affair, the most that glibc takes."""
+
+
+@lru_cache(maxsize=1)
+def keep() -> bool:
+    """Have malloc keep what is freed, for as long as the process lives; whether there was something to tell."""
+    if any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    return mallopt is not None and bool(mallopt(TRIM, FREE)) and bool(mallopt(MMAP, BLOCK))
