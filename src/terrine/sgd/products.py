@@ -1,12 +1,14 @@
 """Products of large matrices, by whichever of torch's two libraries is faster.
 
 torch multiplies single precision by MKL. oneDNN, which it has for convolutions, takes 5 to 30% less time for large
-matrices, but half a millisecond to make code for sizes that it has not met, so a product has to be worth it. Sizes
-alone decide: a run that is resumed multiplies as it would have without a break.
+matrices, but half a millisecond to make code for sizes that it has not met. A lot of n examples on average is of some
+sqrt(n) different sizes, so a product has to be the larger, the more examples it is of, to be worth it. Sizes alone
+decide: a run that is resumed multiplies as it would have without a break.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -16,13 +18,21 @@ from torch import Tensor
 from terrine.sgd import kernels
 from terrine.sgd.scratch import scratch
 
-LARGE = 1 << 28
-"""Multiplications that are worth it."""
+WORTH = 1 << 24
+"""Multiplications, times the root of the number of examples, from which on it is."""
+
+
+def load() -> None:
+    """Have the library's code in memory now: no step shall wait for it."""
+    if _is_there():
+        some = torch.zeros(64, 64)
+        _times(some, some, some[0])
+        _times(some, some.t(), None)
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """inputs (..., d) times weight (e, d), (..., e), and a bias; None for small matrices. Nothing flows back."""
-    if inputs.numel() * len(weight) < LARGE or not _take(inputs, weight) or inputs.stride(-1) != 1:
+    if not _is_large(inputs.numel() * len(weight), len(inputs)) or not _take(inputs, weight) or inputs.stride(-1) != 1:
         return None
     if inputs.requires_grad and torch.is_grad_enabled():
         return _Linear.apply(inputs, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
@@ -33,7 +43,9 @@ def weighted(left: Tensor, right: Tensor, factor: Tensor) -> Tensor | None:
     """sum_i factor_i left_i right_i^T, (e, d), of left (n, T, e), right (n, T, d) and factor (n,); None if small."""
     n, positions, height = left.shape
     width = right.shape[2]
-    if n * positions * height * width < LARGE or not _take(left, right) or not kernels.take(left, right, factor):
+    if not _is_large(n * positions * height * width, n) or not _take(left, right):
+        return None
+    if not kernels.take(left, right, factor):
         return None
     left, right = left.flatten(0, 1), right.flatten(0, 1)
     factor = factor.repeat_interleave(positions) if positions > 1 else factor.contiguous()
@@ -66,6 +78,10 @@ def _times(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     """left (..., k) times right (n, k), either way round in memory."""
     made: Tensor = torch.ops.mkldnn._linear_pointwise.default(left, right, bias, "none", [], "")
     return made
+
+
+def _is_large(size: int, examples: int) -> bool:
+    return size >= WORTH * math.sqrt(examples)
 
 
 def _take(*matrices: Tensor) -> bool:

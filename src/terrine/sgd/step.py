@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from terrine.sgd import distributed, kernels
+from terrine.sgd import distributed, kernels, products
 from terrine.sgd.clipping import Clipped, ClippingRule
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
@@ -32,6 +32,7 @@ class Step:
         self._within = 0.0
         self._released = False
         kernels.load()
+        products.load()
         key.draw(Purpose.NOISE, plan.steps).normal(2)  # loads what makes noise: no step shall wait for it
 
     @property

@@ -73,7 +73,7 @@ class Sums:
             factors = {name: factor.masked_fill(broken, 0.0) for name, factor in factors.items()}
         if scale != 1.0:
             factors = _times(factors, scale)
-        for name, factor in factors.items():
+        for name, factor in reversed(factors.items()):  # the last layer's activations are the next one's inputs
             self._add(name, contributions.pop(name), factor)
         return norms
 
