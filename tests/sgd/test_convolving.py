@@ -6,9 +6,11 @@ import itertools
 
 import pytest
 import torch
+from oracle import assert_same, loop
+from torch import nn
 from torch.nn import functional
 
-from terrine.sgd.clipping import convolved, convolving
+from terrine.sgd import clipped_sum, products
 from terrine.sgd.clipping.convolved import Convolved
 from terrine.sgd.clipping.convolving import convolve
 from terrine.sgd.clipping.patches import Geometry
@@ -22,7 +24,7 @@ SHAPES = [
 
 
 def both_ways(dims, kernel, stride, padding, *, channels, outputs, examples):
-    """Output and input gradient by the library, and by `convolve`."""
+    """Output and input gradient by the library, and by `convolve`; None where it leaves them to the library."""
     torch.manual_seed(0)
     image = torch.randn(examples, channels, *range(9, 9 + dims), dtype=torch.float64, requires_grad=True)
     weight = torch.randn(outputs, channels, *[kernel] * dims, dtype=torch.float64)
@@ -38,26 +40,12 @@ def both_ways(dims, kernel, stride, padding, *, channels, outputs, examples):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_phases_of_a_stride(shape, monkeypatch):
-    monkeypatch.setattr(convolving, "few", lambda places, outputs: False)
+def test_phases_of_a_stride(shape):
     found = both_ways(*shape, channels=3, outputs=5, examples=4)
     assert (found is None) == (shape[2] == 1)  # without a stride there are no phases
     if found is not None:
         for one, two in zip(*found, strict=True):
             assert torch.allclose(one, two, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_one_product(shape, monkeypatch):
-    monkeypatch.setattr(convolving, "few", lambda places, outputs: True)
-    for one, two in zip(*both_ways(*shape, channels=3, outputs=5, examples=4), strict=True):
-        assert torch.allclose(one, two, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] < 3])
-def test_one_product_of_fewer_patches_than_outputs(shape):
-    for one, two in zip(*both_ways(*shape, channels=3, outputs=300, examples=2), strict=True):
-        assert torch.allclose(one, two, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("outputs", [4, 64])
@@ -70,10 +58,49 @@ def test_sums_of_few_patches(kernel, outputs, monkeypatch):
     out = torch.randn(3, *geometry.places(image), outputs, dtype=torch.float64)
     factor = torch.rand(3, dtype=torch.float64)
     shape = (outputs, 5, kernel, kernel)
-    monkeypatch.setattr(convolved, "few", lambda patches, outputs: True)
+    monkeypatch.setattr(Convolved, "_is_product", lambda self: True)
     monkeypatch.setattr(Convolved, "_prefers_direct", lambda self: False)
     part, rows = Convolved(image, out, geometry, shape), Convolved(image, out, geometry, shape).dense()
     torch.testing.assert_close(part.squares(), rows.flatten(1).square().sum(1))
     total = torch.empty(shape, dtype=torch.float64)
     part.add_to(total, factor, fresh=True)
     torch.testing.assert_close(total, torch.einsum("n,n...->...", factor, rows))
+
+
+@pytest.mark.parametrize("convolution", [nn.Conv2d, nn.ConvTranspose2d])
+def test_a_weight_much_larger_than_the_image(convolution):
+    torch.manual_seed(0)
+    model = nn.Sequential(convolution(24, 40, 3, padding=1), nn.Tanh(), convolution(40, 24, 3, padding=1), nn.Flatten())
+    x, y = torch.randn(3, 24, 4, 4), torch.randint(5, (3,))
+    given = model, nn.CrossEntropyLoss(), x, y
+    assert_same(clipped_sum(*given, clip=0.5), loop(*given, 0.5), 1e-4)
+
+
+def test_large_matrices_by_the_other_library(monkeypatch):
+    """Outputs, gradients of the input and weighted sums, narrow and wide, at one position and at several."""
+    monkeypatch.setattr(products, "WORTH", 0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(9, 40), nn.Tanh(), nn.Linear(40, 7, bias=False))
+    for x in (torch.randn(5, 9), torch.randn(5, 3, 9), torch.randn(5, 3, 18)[..., ::2]):
+        given = model, lambda o, y: (o * y).flatten(1).sum(1), x, torch.randn(*x.shape[:-1], 7)
+        assert_same(clipped_sum(*given, clip=0.5), loop(*given, 0.5), 1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (3, 1, 5, 2), (33, 2, 17, 60), (33, 2, 60, 17), (2, 9, 130, 3)])
+def test_weighted_sums_of_outer_products(sizes, monkeypatch):
+    monkeypatch.setattr(products, "WORTH", 0)
+    torch.manual_seed(0)
+    n, positions, height, width = sizes
+    left, right = torch.randn(n, positions, height + 1)[..., 1:], torch.randn(n, positions, width)
+    factor = torch.rand(n)
+    made = products.weighted(left, right, factor)
+    wanted = torch.einsum("n,nte,ntd->ed", factor.double(), left.double(), right.double())
+    torch.testing.assert_close(made.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_reduced_precision_is_not_taken_up():
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert products.linear(torch.randn(1 << 10, 1 << 10), torch.randn(1 << 10, 1 << 10)) is None
+    finally:
+        torch.set_float32_matmul_precision("highest")

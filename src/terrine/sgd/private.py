@@ -29,7 +29,9 @@ from terrine.events import Event
 from terrine.sgd import distributed
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Recorder
+from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import within
+from terrine.sgd.clipping.trial import misunderstood
 from terrine.sgd.lots import FIRST, Collate, Piece, Source, cut, cut_to_fit
 from terrine.sgd.noise import Key
 from terrine.sgd.plan import Plan
@@ -37,7 +39,6 @@ from terrine.sgd.reduction import (
     Reduction,
     Tape,
     Watched,
-    check_examples_apart,
     is_loss,
     of_criterion,
     of_model,
@@ -313,7 +314,9 @@ class Run:
         if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
             args, kwargs = tree_map(_one_row, (args, kwargs))
         elif self._tape is not None:
-            check_examples_apart(module, args, kwargs, self._piece.size)
+            reason = misunderstood(module, self.step.parameters, args, kwargs, self._piece.size)
+            if reason:
+                raise Unfollowed(f"{reason}; sgd.Trainer and sgd.clipped_sum clip such a model slowly, but exactly")
         self._given = (args, kwargs)
         return args, kwargs
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from terrine.errors import InvalidArgument
+from terrine.errors import InvalidArgument, TerrineError
 
 _TOLERANCE = 1e-3
 
@@ -40,11 +40,23 @@ def of_criterion(criterion: Callable[[Any, Any], Tensor], output: Any, target: A
         InvalidArgument: the loss mixes examples, or has no batch dimension.
     """
 
+    _refuse_weights(criterion)
+
     def loss(leaves: list[Any]) -> Tensor:
         rows = iter(leaves)
         return criterion(*tree_map(lambda _: next(rows), (output, target)))
 
     return _compare(loss, tree_flatten((output, target))[0], size, len(tree_flatten(output)[0]))
+
+
+def _refuse_weights(criterion: Any) -> None:
+    """A mean over weighted classes divides by the weights of all labels: every example moves every other's share."""
+    weighted = isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) and criterion.weight is not None
+    if weighted and criterion.reduction == "mean":
+        raise InvalidArgument(
+            f"{type(criterion).__name__}(weight=...): its mean is divided by the weights of the whole lot's labels, so "
+            'it mixes examples; want reduction="sum" or "none"'
+        )
 
 
 def of_model(model: nn.Module, args: Any, kwargs: Any, size: int) -> Reduction:
@@ -56,7 +68,7 @@ def of_model(model: nn.Module, args: Any, kwargs: Any, size: int) -> Reduction:
     with _evaluating(model), torch.no_grad():
         one, other, both = (_own_loss(model, args, kwargs, rows, size) for rows in (slice(1), slice(1, 2), slice(2)))
     for reduction, expected in ((Reduction.MEAN, (one + other) / 2), (Reduction.SUM, one + other)):
-        if _close(both, expected):
+        if close(both, expected):
             return reduction
     raise InvalidArgument(
         f"{type(model).__name__}: the loss it returns for two examples is neither their sum nor their mean; "
@@ -75,23 +87,6 @@ def is_loss(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() == 0 and leaf.is_floating_point()
 
 
-def check_examples_apart(model: nn.Module, args: Any, kwargs: Any, size: int) -> None:
-    """Run the model on two examples alone and in company; one example's output must not depend on another.
-
-    Raises:
-        InvalidArgument: it does.
-    """
-    alone, company = min(2, size - 1), min(8, size)
-    with _evaluating(model):
-        few, again, many = (_outputs(model, args, kwargs, count, size) for count in (alone, alone, company))
-    pairs = zip(few, again, many, strict=True)
-    if not all(_close(one, _rows(three, alone, company)) for one, two, three in pairs if torch.equal(one, two)):
-        raise InvalidArgument(
-            f"{type(model).__name__}: the output for {alone} examples changes in company: the model mixes "
-            "examples, so no clipping bounds one of them; want a model that treats each alone"
-        )
-
-
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
@@ -101,13 +96,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _outputs(model: nn.Module, args: Any, kwargs: Any, count: int, size: int) -> list[Tensor]:
-    args, kwargs = tree_map(lambda leaf: _rows(leaf, count, size), (args, kwargs))
-    with torch.no_grad():
-        found = tree_flatten(model(*args, **kwargs))[0]
-    return [leaf for leaf in found if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == count]
 
 
 class Tape:
@@ -143,18 +131,15 @@ class Tape:
         if self.size < 2 or self.found is not None or not self._outputs:
             return
         calls = list(self._calls)
-        if loss.numel() == 1:
-            used = {id(leaf) for _, args, kwargs, made in calls if made for leaf in tree_flatten((args, kwargs))[0]}
-            others = [one for one in self._inputs[self._outputs :] if id(one) in used]
-            inputs = self._inputs[: self._outputs] + others  # not what only the model saw
-            self.found = _compare(
-                lambda rows: self._replay(calls, inputs, rows, loss),
-                [plain(one) for one in inputs],
-                self.size,
-                self._outputs,
-            )
-        else:
-            self.found = Reduction.SUM
+        used = {id(leaf) for _, args, kwargs, made in calls if made for leaf in tree_flatten((args, kwargs))[0]}
+        others = [one for one in self._inputs[self._outputs :] if id(one) in used]
+        inputs = self._inputs[: self._outputs] + others  # not what only the model saw
+        self.found = _compare(
+            lambda rows: self._replay(calls, inputs, rows, loss),
+            [plain(one) for one in inputs],
+            self.size,
+            self._outputs,
+        )
 
     def _replay(self, calls: list[Any], inputs: list[Tensor], rows: list[Any], loss: Tensor) -> Tensor:
         values = {id(watched): row for watched, row in zip(inputs, rows, strict=True)}
@@ -211,17 +196,28 @@ def _is(leaf: Any, size: int) -> bool:
 
 
 def _compare(loss: Callable[[list[Any]], Tensor], leaves: list[Any], size: int, outputs: int) -> Reduction:
-    """`leaves` are the outputs, then everything else; rows of two examples alone against the same in the lot."""
-    alone = min(2, size - 1)
-    few = _gradients(loss, [_rows(leaf, alone, size) for leaf in leaves], outputs)
-    many = [_rows(one, alone, size) for one in _gradients(loss, list(leaves), outputs)]
-    for reduction, ratio in ((Reduction.SUM, 1.0), (Reduction.MEAN, size / alone)):
-        if all(_close(one, other * ratio) for one, other in zip(few, many, strict=True)):
-            return reduction
-    raise InvalidArgument(
-        f"the loss of {alone} examples changes in the company of {size - alone} others: it mixes examples, "
-        "so no clipping bounds one of them; want a sum or a mean of per-example losses"
-    )
+    """`leaves` are the outputs, then everything else; two examples alone, twice, against the same in the lot."""
+    many = min(2, size - 1)
+    whole = _gradients(loss, list(leaves), outputs)
+    left = [(Reduction.SUM, 1.0), (Reduction.MEAN, size / many)]
+    for rows in (slice(0, many), slice(size - many, size)):
+        try:
+            alone = _gradients(loss, [_rows(leaf, rows, size) for leaf in leaves], outputs)
+        except (RuntimeError, ValueError, IndexError) as failure:
+            if isinstance(failure, TerrineError):
+                raise
+            raise InvalidArgument(f"{MIXED} (alone, it fails: {failure})") from failure
+        pairs = [(one, _rows(other, rows, size)) for one, other in zip(alone, whole, strict=True)]
+        left = [(kind, ratio) for kind, ratio in left if all(_fits(one, other, ratio) for one, other in pairs)]
+    if not left:
+        raise InvalidArgument(MIXED)
+    return left[0][0]
+
+
+MIXED = (
+    "the loss of two examples changes in the company of others: it is neither a sum nor a mean of each one's own, so "
+    "it mixes examples and no clipping bounds one of them; want a criterion that treats every example by itself"
+)
 
 
 def _gradients(loss: Callable[[list[Any]], Tensor], leaves: list[Any], outputs: int) -> list[Tensor]:
@@ -231,22 +227,32 @@ def _gradients(loss: Callable[[list[Any]], Tensor], leaves: list[Any], outputs: 
     ]
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         value = loss(leaves)
-        if not isinstance(value, Tensor) or value.dim() > 1:
-            raise InvalidArgument(
-                "the loss is not one number, nor one number per example; want criterion(output, target)"
-            )
+        if not isinstance(value, Tensor):
+            raise InvalidArgument(f"criterion: want a tensor, got {type(value).__name__}")
+        if not value.requires_grad:
+            return [torch.zeros_like(leaf) for leaf in floating]
         found = torch.autograd.grad(value.sum(), floating, allow_unused=True)
     return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(floating, found, strict=True)]
 
 
-def _rows(leaf: Any, count: int, size: int) -> Any:
-    return leaf[:count] if _has_rows(leaf, size) else leaf
+def _rows(leaf: Any, rows: slice, size: int) -> Any:
+    return leaf[rows] if _has_rows(leaf, size) else leaf
 
 
 def _has_rows(leaf: Any, size: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == size
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def close(one: Tensor, other: Tensor, tolerance: float = _TOLERANCE) -> bool:
+    """Whether two tensors are the same up to rounding, relative to the largest number that is finite."""
+    finite = torch.isfinite(one)
+    if not torch.equal(finite, torch.isfinite(other)):
+        return False
+    one, other = torch.where(finite, one, 0.0), torch.where(finite, other, 0.0)
     reach = max(float(one.abs().max()), float(other.abs().max()), 1e-30) if one.numel() else 1.0
-    return bool(torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * reach, equal_nan=True))
+    return bool(torch.allclose(one, other, rtol=tolerance, atol=tolerance * reach))
+
+
+def _fits(alone: Tensor, whole: Tensor, ratio: float) -> bool:
+    half = alone.dtype in (torch.float16, torch.bfloat16)
+    return close(alone, whole * ratio, 20 * _TOLERANCE if half else _TOLERANCE)

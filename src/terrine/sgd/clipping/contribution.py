@@ -132,9 +132,9 @@ class Outer:
         flat = total.view(gradients.shape[2], inputs.shape[2])
         if self._rows is not None:
             if self._turned:
-                made = total.new_empty(inputs.shape[2], len(flat))
-                Dense(self._rows).add_to(made, factor, fresh=True)
-                _ = flat.copy_(made.t()) if fresh else flat.add_(made.t())
+                turned = total.new_empty(inputs.shape[2], len(flat))
+                Dense(self._rows).add_to(turned, factor, fresh=True)
+                _ = flat.copy_(turned.t()) if fresh else flat.add_(turned.t())
             else:
                 Dense(self._rows).add_to(total, factor, fresh)
             return

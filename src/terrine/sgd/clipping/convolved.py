@@ -31,6 +31,7 @@ _CACHE = 2 << 20  # bytes laid out at once, for each thread
 _LARGE = 16 << 20  # bytes of patches laid out for one product of large matrices
 _KEPT = 60.0  # multiply-adds in the time one number of a gradient takes to memory and back
 _GATHERED = 120.0  # multiply-adds in the time it takes to add up one entry of a Gram matrix
+_FEW = 1  # patches to an output channel up to which a product of matrices beats the library's convolution
 
 
 class Convolved:
@@ -151,7 +152,8 @@ class Convolved:
         """
         if self._rows is not None or self.geometry.groups > 1:
             return False
-        return self.out.shape[:-1].numel() <= self.shape[0] or any(low != high for low, high in self.geometry.padding)
+        few = self.out.shape[:-1].numel() <= _FEW * self.shape[0]
+        return few or any(low != high for low, high in self.geometry.padding)
 
     def _add_product(self, total: Tensor, factor: Tensor, fresh: bool) -> None:
         """The weighted sum from patches that are laid out in the order of the weight."""

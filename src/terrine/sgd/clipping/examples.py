@@ -16,9 +16,15 @@ Lot = Any
 
 def call(model: nn.Module, x: Lot) -> Any:
     """`model` on a lot: a tuple is positional arguments, a dict is keyword arguments."""
+    args, kwargs = arguments(x)
+    return model(*args, **kwargs)
+
+
+def arguments(x: Lot) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A lot as positional and keyword arguments."""
     if isinstance(x, tuple | list):
-        return model(*x)
-    return model(**x) if isinstance(x, dict) else model(x)
+        return tuple(x), {}
+    return ((), x) if isinstance(x, dict) else ((x,), {})
 
 
 def count(lot: Lot) -> int:

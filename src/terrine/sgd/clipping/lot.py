@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from terrine import check
 from terrine.errors import InvalidArgument
@@ -21,14 +22,15 @@ from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every 
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import FIRST, stops
 from terrine.sgd.clipping.contribution import Contribution
-from terrine.sgd.clipping.examples import Criterion, Lot, call, count, detached, part, trained
+from terrine.sgd.clipping.examples import Criterion, Lot, arguments, call, count, detached, part, trained
 from terrine.sgd.clipping.fallback import per_example_gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
-from terrine.sgd.clipping.reduction import is_mean, refuse_mixing
+from terrine.sgd.clipping.reduction import is_mean
 from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import ANCHOR, Tape
+from terrine.sgd.clipping.trial import misunderstood
 from terrine.sgd.clipping.workspace import reused
 from terrine.sgd.validate import validate
 
@@ -62,11 +64,10 @@ def clipped_sum(
     if size == 0 or not parameters:
         return Clipped(sums.totals(), torch.zeros(size))
     work = _Work(model, criterion, parameters, rule, sums)
+    work.slow = misunderstood(model, parameters, *arguments(x), size)
     if count(x) != size:  # bags between offsets, or inputs that all examples share: not to be cut
         whole = work.part(x, y)
         return Clipped(sums.totals(), whole)
-    if size > 1:
-        refuse_mixing(model, x)
     norms: list[Tensor] = []
     start = 0
     room = math.inf if memory is None else check.positive("memory", memory)
@@ -86,6 +87,7 @@ class _Work:
     rule: ClippingRule
     sums: Sums
     mean: bool | None = None
+    slow: str = ""  # why every example has to go alone
     bytes: float = 0.0  # one example's activations, in the last part
     rows: float = 0.0  # one example's gradients that were kept
 
@@ -99,11 +101,13 @@ class _Work:
     def part(self, x: Lot, y: Lot) -> Tensor:
         """Add one part's clipped gradients to the sums; its norms."""
         try:
+            if self.slow:
+                raise Unfollowed(self.slow)
             with reused(self.model), torch.no_grad():
                 contributions, squares = self._watched(x, y)
                 return self.sums.add(contributions, squares, self.rule) if squares else torch.zeros(count(y))
-        except Unfollowed as reason:
-            _say(self.model, reason)
+        except (Unfollowed, CheckpointError) as reason:
+            _say(self.model, str(reason).splitlines()[0])
             gradients = per_example_gradients(self.model, self.criterion, x, y)
             with torch.no_grad():
                 return self.sums.add_rows(gradients, self.rule)
@@ -128,17 +132,17 @@ class _Work:
             if not isinstance(loss, Tensor):
                 raise InvalidArgument(f"criterion: want a tensor, got {type(loss).__name__}")
             if self.mean is None and tape.examples > 1:
-                self.mean = is_mean(self.criterion, output, y, loss)
-            total = loss.sum() if loss.dim() else loss * tape.examples if self.mean else loss
+                self.mean = is_mean(self.criterion, output, y, tape.examples)
+            total = loss.sum() * tape.examples if self.mean else loss.sum()
             if not total.requires_grad:
-                return
+                raise Unfollowed("the loss does not depend on any parameter that was seen")
             _, *leaked = torch.autograd.grad(total, [ANCHOR, *self.parameters.values()], allow_unused=True)
         if any(gradient is not None for gradient in leaked):
             raise Unfollowed("a parameter was used where the tape cannot see it")
 
 
-def _say(model: nn.Module, reason: Unfollowed) -> None:
-    key = (type(model), str(reason))
+def _say(model: nn.Module, reason: str) -> None:
+    key = (type(model), reason)
     if key not in _said:
         _said.add(key)
         log.warning("%s: per-example gradients by vmap, exact but slow (%s)", type(model).__name__, reason)

@@ -299,6 +299,8 @@ class Tape(TorchFunctionMode):
                 if piece is not None:
                     found.append(piece)
                     return piece.graph
+                if value.requires_grad:
+                    raise Unfollowed(f"{name}: nobody can tell which examples one of its arguments holds")
                 return value
             return type(value)(graph(item) for item in value) if type(value) in (list, tuple) else value
 

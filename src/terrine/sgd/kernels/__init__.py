@@ -31,7 +31,19 @@ FLOATS = torch.empty(0)
 SPARE = 64
 """Random words that every block of noise has left for values whose own are too few, see `normals.py`."""
 
-__all__ = ["FLOATS", "SPARE", "Floats", "Image", "Words", "add_weighted", "applied", "load", "prefers_direct", "take", "turn"]
+__all__ = [
+    "FLOATS",
+    "SPARE",
+    "Floats",
+    "Image",
+    "Words",
+    "add_weighted",
+    "applied",
+    "load",
+    "prefers_direct",
+    "take",
+    "turn",
+]
 
 _CACHED, _FAR = 25.0, 110.0  # multiply-adds in the time a gradient's number takes to be kept, in cache and in memory
 _SMALL = 1 << 15  # numbers of a gradient of which a lot's stay in cache until they are needed again

@@ -83,7 +83,7 @@ def concatenated(tape: Tape, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         if piece is not None:
             pieces[index], places[index] = piece, (start, size)
         start += size
-    where = tape.followed("cat", list(tensors), out)
+    where = tape.followed("cat", list(tensors), out, (list(tensors), dim))
 
     def rule(use: Use, gradient: Tensor) -> Found:
         found: Found = []

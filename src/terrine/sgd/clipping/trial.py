@@ -1,0 +1,267 @@
+"""The first lot's trial: two examples alone against the same two in company, their gradients included.
+
+    alone       the gradient of <v_i, model(x_i)> by plain autograd, for a fixed random v_i
+    followed    what the tape makes of it in company: its norm and the gradient itself
+    together    the plain gradient of sum_i <v_i, model(x)_i>
+
+Where followed = alone, the model may be clipped by what the tape sees. Where it is not, but together = sum of alone,
+examples are apart and the tape misunderstood an operation: such a model is clipped the slow, exact way. Anything else
+mixes examples, and no clipping of it is private.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointError
+
+from terrine.errors import InvalidArgument, TerrineError
+from terrine.sgd.clipping.axis import Unfollowed
+from terrine.sgd.clipping.contribution import Contribution
+from terrine.sgd.clipping.registry import own_rules
+from terrine.sgd.clipping.tape import ANCHOR, Tape
+from terrine.sgd.reduction import close
+
+COMPANY = 6
+"""Examples that are tried together."""
+CLOSE, ROUGH = 0.02, 0.2
+"""What rounding may change in a gradient, in single precision and in half."""
+NEAR = 1e-3
+"""What it may change in an output in single precision."""
+
+_seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, str]] = weakref.WeakKeyDictionary()
+
+
+def misunderstood(model: nn.Module, parameters: dict[str, nn.Parameter], args: Any, kwargs: Any, size: int) -> str:
+    """What the tape does not understand of the model, or ""; tried once for each of its modes, on two or more examples.
+
+    Raises: InvalidArgument where one example's output or gradient depends on another, or where the model keeps
+        something of the examples.
+    """
+    known = _seen.setdefault(model, {})
+    key = model.training, len(parameters), torch.is_autocast_enabled("cpu")
+    if key not in known:
+        if size < 2 or not parameters or not _can_be_cut((args, kwargs), size):
+            return ""
+        many = min(size, COMPANY)
+        with _steady(model), torch.enable_grad():
+            known[key] = _Trial(model, parameters, _picked((args, kwargs), size, many), many).result()
+    return known[key]
+
+
+def _can_be_cut(given: Any, size: int) -> bool:
+    """Whether rows are examples: whole numbers that are not as many as they may be bags between offsets."""
+    leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor) and leaf.dim()]
+    bags = any(leaf.dim() == 1 and len(leaf) != size and not leaf.is_floating_point() for leaf in leaves)
+    return not bags and any(len(leaf) == size for leaf in leaves)
+
+
+def _picked(given: Any, size: int, many: int) -> Any:
+    """A few examples from all over the lot."""
+    places = torch.linspace(0, size - 1, many).round().long()
+    return pytree.tree_map(lambda leaf: leaf.detach()[places] if _has_rows(leaf, size) else leaf, given)
+
+
+def _has_rows(leaf: Any, size: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == size
+
+
+class _Incomparable(Exception):
+    """So few examples give nothing that could be compared."""
+
+
+class _Trial:
+    """The model on a few examples."""
+
+    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], given: Any, many: int) -> None:
+        self._model, self._parameters, self._given, self._many = model, parameters, given, many
+        self._buffers = {name: one.detach().clone() for name, one in model.named_buffers()}
+        self._kept: dict[str, Tensor] | None = None
+        self._together: list[Tensor] = []
+        self._towards: list[Tensor] = []
+
+    def result(self) -> str:
+        """What the tape does not understand, if anything."""
+        random = torch.get_rng_state()
+        try:
+            self._together = self._outputs(self._given, self._many)
+        except _Incomparable:
+            return ""  # not for so few; what is wrong with it shows when the lot runs
+        if not self._together or not torch.equal(random, torch.get_rng_state()):
+            return ""  # a loss of its own, which is tried elsewhere; or draws of its own, which differ in company
+        numbers = torch.Generator().manual_seed(7)
+        self._towards = [torch.randn(out.shape, generator=numbers).to(out) for out in self._together]
+        try:
+            ones = [(i, self._alone(i)) for i in (0, self._many - 1)]
+        except _Incomparable:
+            return ""
+        try:
+            contributions, squares = self._followed()
+        except _Incomparable:
+            return ""
+        except (Unfollowed, CheckpointError) as reason:
+            return str(reason).splitlines()[0]
+        if all(self._is_same(one, i, contributions, float(squares[i])) for i, one in ones):
+            return ""
+        del contributions, squares, ones
+        if not self._is_apart():
+            raise self._mixes("gradients")
+        return "its gradients are not what was seen of them"
+
+    def _outputs(self, given: Any, many: int) -> list[Tensor]:
+        """What the model gives for every example; hooks of its own are not run, buffers are put back."""
+        try:
+            leaves = pytree.tree_leaves(self._model.forward(*given[0], **given[1]))
+        except (RuntimeError, ValueError, IndexError) as failure:
+            if isinstance(failure, TerrineError | CheckpointError):
+                raise
+            raise _Incomparable from failure
+        self._put_back()
+        return [leaf for leaf in leaves if _has_rows(leaf, many) and leaf.is_floating_point() and leaf.requires_grad]
+
+    def _put_back(self) -> None:
+        """Put buffers back.
+
+        Raises: InvalidArgument where they are not what they were after the pass before: what they keep is data.
+        """
+        now = {name: one for name, one in self._model.named_buffers() if name in self._buffers}
+        kept = {
+            name: one.detach().clone()
+            for name, one in now.items()
+            if one.is_floating_point() and not torch.equal(one, self._buffers[name])
+        }
+        with torch.no_grad():
+            for name, one in now.items():
+                if not torch.equal(one, self._buffers[name]):
+                    one.copy_(self._buffers[name])
+        before, self._kept = self._kept, kept
+        strange = [name for name, one in kept.items() if before is not None and not _equal(before.get(name), one)]
+        if strange:
+            raise InvalidArgument(
+                f"{', '.join(strange)}: a buffer that keeps something of the examples, which no noise protects; "
+                "want a model whose forward pass leaves its buffers alone"
+            )
+
+    def _alone(self, i: int) -> list[Tensor | None]:
+        """The gradient of example i by plain autograd.
+
+        Raises: InvalidArgument where its output is another than in company.
+        """
+        row = pytree.tree_map(lambda leaf: leaf[i : i + 1] if _has_rows(leaf, self._many) else leaf, self._given)
+        alone = self._outputs(row, 1)
+        if [out.shape[1:] for out in alone] != [out.shape[1:] for out in self._together]:
+            raise _Incomparable
+        for one, out in zip(alone, self._together, strict=True):
+            if not close(one.detach(), out.detach()[i : i + 1], ROUGH if _is_half(one) else NEAR):
+                raise self._mixes("outputs")
+        return self._gradient(alone, [v[i : i + 1] for v in self._towards])
+
+    def _gradient(self, outputs: list[Tensor], towards: list[Tensor]) -> list[Tensor | None]:
+        found = torch.autograd.grad(outputs, list(self._parameters.values()), towards, allow_unused=True)
+        return list(found)
+
+    def _followed(self) -> tuple[dict[str, Contribution], Tensor]:
+        """What the tape has of all examples, and their squared norms."""
+        tape = Tape(self._parameters, self._many)
+        tape.mark(pytree.tree_leaves(self._given))
+        with own_rules(self._model, tape), tape:
+            outputs = self._outputs(self._given, self._many)
+        if len(outputs) != len(self._together):
+            raise Unfollowed("an operation that takes its result out of sight")
+        found = torch.autograd.grad(outputs, [ANCHOR, *self._parameters.values()], self._towards, allow_unused=True)
+        if any(gradient is not None for gradient in found[1:]):
+            raise Unfollowed("a parameter was used where the tape cannot see it")
+        with torch.no_grad():
+            contributions, squares = tape.finish()
+            norms = torch.zeros(self._many) if not squares else torch.stack(list(squares.values())).sum(0)
+            broken = ~torch.isfinite(norms)
+            if broken.any():
+                contributions = {name: part.drop(broken) for name, part in contributions.items()}
+        return contributions, norms
+
+    @torch.no_grad()
+    def _is_same(self, alone: list[Tensor | None], i: int, parts: dict[str, Contribution], found: float) -> bool:
+        """Whether example i's norm and gradient were followed, but for rounding; what is not finite is not compared."""
+        only = torch.zeros(self._many)
+        only[i] = 1.0
+        norm = difference = 0.0
+        for (name, parameter), gradient in zip(self._parameters.items(), alone, strict=True):
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            total = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+            if name in parts:
+                parts[name].add_to(total, only.to(total))
+            norm += 0.0 if gradient is None else float(gradient.to(dtype).square().sum())
+            difference += float((total if gradient is None else total.sub_(gradient)).square().sum())
+        if not math.isfinite(norm + found):
+            return True
+        reach = self._close() * math.sqrt(norm) + 1e-20
+        return found >= 0.0 and abs(math.sqrt(found) - math.sqrt(norm)) <= reach and math.sqrt(difference) <= reach
+
+    def _is_apart(self) -> bool:
+        """Whether the gradient of all examples together is the sum of each one's alone."""
+        together = self._gradient(self._together, self._towards)
+        rest = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters.values(), together, strict=True)
+        ]
+        size = math.sqrt(sum(float(one.square().sum()) for one in rest))
+        for i in range(self._many):
+            for one, gradient in zip(rest, self._alone(i), strict=True):
+                _ = one if gradient is None else one.sub_(gradient)
+        return math.sqrt(sum(float(one.square().sum()) for one in rest)) <= self._many * self._close() * size + 1e-20
+
+    def _close(self) -> float:
+        return ROUGH if any(_is_half(out) for out in self._together) else CLOSE
+
+    def _mixes(self, what: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"{type(self._model).__name__}: the {what} for one example change in company: the model mixes examples, so "
+            "no clipping bounds one of them; look for statistics or comparisons over the first dimension"
+        )
+
+
+def _is_half(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.float16, torch.bfloat16)
+
+
+def _equal(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and one.shape == other.shape and torch.allclose(one, other, equal_nan=True)
+
+
+@contextmanager
+def _steady(model: nn.Module) -> Iterator[None]:
+    """Within, nothing is left out at random, and no draw is missed afterwards."""
+    still = [module for module in model.modules() if isinstance(module, _DROPPING) and module.training]
+    for module in still:
+        module.training = False
+    try:
+        with torch.random.fork_rng(devices=[]), _Undropped():
+            yield
+    finally:
+        for module in still:
+            module.training = True
+
+
+_DROPPING = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+
+
+class _Undropped(TorchFunctionMode):
+    """Dropout passes everything on."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if "dropout" in name and not name.startswith("_"):
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            args, kwargs = (
+                (args, {**kwargs, "dropout_p": 0.0}) if len(args) < 5 else ((*args[:4], 0.0, *args[5:]), kwargs)
+            )
+        return func(*args, **kwargs)
