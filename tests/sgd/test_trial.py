@@ -278,3 +278,29 @@ def test_the_loop_refuses_what_it_cannot_follow():
     x, y = lot(9, 6)
     with pytest.raises(Unfollowed, match=r"sgd\.clipped_sum"):
         first_lot(Net(OUT_OF_SIGHT["function of one's own"]), x, y)
+
+
+BEFORE = {
+    "neighbours": lambda x: x + 0.5 * x.flip(0),
+    "centred": lambda x: x - x.mean(0),
+    "mixed up": lambda x: 0.7 * x + 0.3 * x[torch.randperm(len(x))],
+}
+
+
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+def test_what_mixes_a_lot_before_the_model_is_refused(before):
+    with pytest.raises(InvalidArgument, match="depends on others"):
+        first_lot(nn.Linear(6, 3).double(), *lot(9, 6), before=before)
+
+
+APART = {
+    "flattened": lambda x: x.view(len(x), -1).sin(),
+    "noisy": lambda x: x + torch.randn_like(x),
+    "in place": lambda x: x.mul_(0.5).cos(),
+    "normalised": lambda x: (x - x.mean(1, keepdim=True)) / 2,
+}
+
+
+@pytest.mark.parametrize("before", APART.values(), ids=APART)
+def test_what_is_done_to_every_example_before_the_model_is_free(before):
+    first_lot(nn.Linear(6, 3).double(), *lot(9, 6), before=before)

@@ -310,6 +310,8 @@ class Run:
         if not module.training and rows != self._piece.size:
             return None  # a look at other data on the way
         if any(isinstance(leaf, Watched) for leaf in leaves):
+            if self._tape is not None:
+                self._tape.check_inputs((args, kwargs))
             args, kwargs = plain((args, kwargs))
         if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
             args, kwargs = tree_map(_one_row, (args, kwargs))

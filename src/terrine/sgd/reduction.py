@@ -126,6 +126,46 @@ class Tape:
             leaf.tape = self
         self._calls.append((function, args, kwargs, made))
 
+    def check_inputs(self, given: Any) -> None:
+        """Refuse what was made of several examples before the model saw it; random draws cannot be compared.
+
+        Raises:
+            InvalidArgument: a row of what the model is given depends on other rows of the lot.
+        """
+        whole, lot = [plain(one) for one in self._inputs], {id(one) for one in self._inputs}
+        for leaf in tree_flatten(given)[0]:
+            if self.size < 2 or not isinstance(leaf, Watched) or id(leaf) in lot or not _has_rows(leaf, self.size):
+                continue
+            calls = self._making(leaf)
+            if any(_is_in_place(function) for function, *_ in calls):
+                continue
+            for rows in (slice(0, 1), slice(self.size - 1, self.size)):
+                some = [_rows(one, rows, self.size) for one in whole]
+                if not self._is_made_alone(calls, some, leaf, plain(leaf)[rows]):
+                    raise InvalidArgument(
+                        "the model's input for one example depends on others of the lot, so no clipping bounds one of "
+                        "them; want what is done to the lot before the model to treat every example by itself"
+                    )
+
+    def _making(self, leaf: Watched) -> list[Any]:
+        """The operations that `leaf` came from."""
+        wanted, found = {id(leaf)}, []
+        for call in reversed(self._calls):
+            if any(id(made) in wanted for made in call[3]):
+                found.append(call)
+                wanted |= {id(one) for one in tree_flatten(call[1:3])[0] if isinstance(one, Watched)}
+        return found[::-1]
+
+    def _is_made_alone(self, calls: list[Any], rows: list[Any], leaf: Watched, wanted: Tensor) -> bool:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            before = torch.get_rng_state()
+            try:
+                found = self._replay(calls, self._inputs, rows, leaf)
+            except (RuntimeError, ValueError, IndexError):
+                return False
+            drawn = not torch.equal(before, torch.get_rng_state())
+        return drawn or (found.shape == wanted.shape and close(found, wanted))
+
     def settle(self, loss: Tensor) -> None:
         """Find the reduction of `loss`, on which backward was called."""
         if self.size < 2 or self.found is not None or not self._outputs:
@@ -184,6 +224,11 @@ class Watched(Tensor):
         if tape is not None and func is not Tensor.backward:
             tape.record(func, args, kwargs, result)
         return result
+
+
+def _is_in_place(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
 def plain(value: Any) -> Any:
