@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from terrine.sgd import kernels
+from terrine.sgd.precision import is_exact
 from terrine.sgd.scratch import scratch
 
 WORTH = 1 << 24
@@ -87,15 +88,7 @@ def _is_large(size: int, examples: int) -> bool:
 def _take(*matrices: Tensor) -> bool:
     """Whether oneDNN has these: single precision in the processor's memory, and no reduced precision is allowed."""
     plain = all(one.dtype is torch.float32 and one.device.type == "cpu" for one in matrices)
-    return plain and _is_there() and not torch.is_autocast_enabled("cpu") and _is_exact()
-
-
-def _is_exact() -> bool:
-    """Whether products of single precision are asked to be in single precision."""
-    try:
-        return torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # set one way for one library and another way for the other
-        return False
+    return plain and _is_there() and not torch.is_autocast_enabled("cpu") and is_exact()
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from terrine.sgd.clipping import workspace
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.policy import Automatic, ClippingRule, Flat
+from terrine.sgd.precision import exact
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -73,8 +74,9 @@ class Sums:
             factors = {name: factor.masked_fill(broken, 0.0) for name, factor in factors.items()}
         if scale != 1.0:
             factors = _times(factors, scale)
-        for name, factor in reversed(factors.items()):  # the last layer's activations are the next one's inputs
-            self._add(name, contributions.pop(name), factor)
+        with exact():
+            for name, factor in reversed(factors.items()):  # the last layer's activations are the next one's inputs
+                self._add(name, contributions.pop(name), factor)
         return norms
 
     def add_rows(self, gradients: Mapping[str, Tensor], rule: ClippingRule) -> Tensor:

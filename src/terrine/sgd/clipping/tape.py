@@ -26,6 +26,7 @@ from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow
 from terrine.sgd.clipping.contribution import Contribution, kept
 from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
 from terrine.sgd.clipping.workspace import limit
+from terrine.sgd.precision import exact, is_exact
 
 log = logging.getLogger("terrine.sgd")
 
@@ -88,6 +89,7 @@ class Tape(TorchFunctionMode):
         self.rows = 0  # of per-example gradients that are kept
         self._key = object()
         self._sleeping = False
+        self._exact = is_exact()
 
     def mark(self, lot: Any) -> None:
         """Say that these tensors hold one example per index of their first dimension."""
@@ -106,6 +108,10 @@ class Tape(TorchFunctionMode):
 
     def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         """After the backward pass: every parameter's contribution and its squared norms."""
+        with exact():
+            return self._finished()
+
+    def _finished(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         if self._made:
             settle(self._made, self.examples)
         contributions: dict[str, Contribution] = {}
@@ -253,8 +259,8 @@ class Tape(TorchFunctionMode):
         limit(max(_ROOM, self.share * self.bytes) - self.rows)
         kind = gradient.device.type
         try:
-            if torch.is_grad_enabled() or torch.is_autocast_enabled(kind):
-                with torch.no_grad(), torch.autocast(kind, enabled=False):
+            if torch.is_grad_enabled() or torch.is_autocast_enabled(kind) or not self._exact:
+                with torch.no_grad(), torch.autocast(kind, enabled=False), exact():
                     self._keep(rule(use, gradient))
             else:  # as a backward pass mostly is
                 self._keep(rule(use, gradient))

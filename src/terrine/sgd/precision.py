@@ -1,0 +1,61 @@
+"""Single precision that is single precision: norms and clipped sums are never made of rounded factors.
+
+`torch.set_float32_matmul_precision("medium")` and its likes let products of single precision round what they multiply
+to 8 or 11 bits. A sum made of such factors may hold up to 1% more of an example than its norm, made otherwise, allows.
+Outputs and gradients may be as rough as the user likes; what is made of them here is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+EXACT = ("none", "ieee")
+
+
+def is_exact() -> bool:
+    """Whether products of single precision are asked to be in single precision."""
+    if not _settings():  # as before torch 2.9
+        return torch.get_float32_matmul_precision() == "highest"
+    return all(one.fp32_precision in EXACT for one in _settings())
+
+
+def exact() -> AbstractContextManager[None]:
+    """Within, they are."""
+    return _NOTHING if is_exact() else _exact()
+
+
+@contextmanager
+def _exact() -> Iterator[None]:
+    if not _settings():
+        asked = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(asked)
+        return
+    before = [one.fp32_precision for one in _settings()]
+    try:
+        for one in _settings():
+            one.fp32_precision = "ieee"
+        yield
+    finally:
+        for one, precision in zip(_settings(), before, strict=True):
+            one.fp32_precision = precision
+
+
+@lru_cache(maxsize=1)
+def _settings() -> tuple[Any, ...]:
+    """What decides it, for each kind of product."""
+    kinds = [getattr(torch.backends.mkldnn, "matmul", None), getattr(torch.backends.mkldnn, "conv", None)]
+    if torch.cuda.is_available():
+        kinds += [torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv", None)]
+    return tuple(kind for kind in kinds if hasattr(kind, "fp32_precision"))
+
+
+_NOTHING = nullcontext()
