@@ -207,6 +207,23 @@ def test_the_first_two_of_a_lot_may_be_twins():
         clipped_sum(Net(lambda net, x: net.b(net.a(x) * x.std(0))), CRITERION, x, y, clip=1.0)
 
 
+def test_an_input_that_all_share_hides_no_mixing():
+    x, y = lot(9, 6)
+    model = Net(None)
+    model.forward = lambda x, places: model.b(model.a(x) - model.a(x).mean(0))
+    with pytest.raises(InvalidArgument, match="mixes examples"):
+        clipped_sum(model, CRITERION, (x, torch.arange(3)), y, clip=1.0)
+
+
+def test_rounding_is_no_mixing():
+    """Outputs that are small differences of large numbers change by rounding, in company or not."""
+    torch.manual_seed(0)
+    model = Net(lambda net, x: net.b((h := net.a(x)) - h.mean(1, keepdim=True))).float()
+    x, y = lot(9, 6)
+    found = clipped_sum(model, CRITERION, (x + 1e4).float(), y, clip=1.0)
+    assert_same(found, loop(model, CRITERION, (x + 1e4).float(), y, 1.0), 1e-2)
+
+
 def test_dropout_is_no_mixing_and_no_draw_is_lost():
     model, (x, y) = Net(lambda net, x: net.b(functional.dropout(net.a(x), 0.5))), lot(9, 6)
     torch.manual_seed(3)
@@ -266,6 +283,22 @@ def test_weights_of_classes_are_refused_though_no_label_shows_it():
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 1000.0]).double())
     with pytest.raises(InvalidArgument, match="weights of the whole lot's labels"):
         clipped_sum(nn.Linear(6, 3).double(), weighted, x, torch.zeros(9, dtype=torch.long), clip=1.0)
+
+
+def test_labels_that_are_ignored_are_refused_in_a_mean_whenever_they_come():
+    model, (x, y) = nn.Linear(6, 3).double(), lot(9, 6)
+    clipped_sum(model, CRITERION, x, y, clip=1.0)
+    y[4] = -100
+    with pytest.raises(InvalidArgument, match="ignore_index=-100"):
+        clipped_sum(model, CRITERION, x, y, clip=1.0)
+    by_sum = nn.CrossEntropyLoss(reduction="sum")
+    assert_same(clipped_sum(model, by_sum, x, y, clip=0.3), loop(model, by_sum, x, y, 0.3))
+
+
+def test_an_output_without_the_examples_is_refused():
+    x, y = lot(9, 6)
+    with pytest.raises(InvalidArgument, match="first dimension"):
+        clipped_sum(Net(lambda net, x: net.a(x)[:, :4].mean(0)), lambda o, y: o.square().sum(), x, y, clip=1.0)
 
 
 def test_a_mean_may_have_a_dimension():

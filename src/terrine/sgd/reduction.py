@@ -40,7 +40,7 @@ def of_criterion(criterion: Callable[[Any, Any], Tensor], output: Any, target: A
         InvalidArgument: the loss mixes examples, or has no batch dimension.
     """
 
-    _refuse_weights(criterion)
+    refuse_shared_denominator(criterion, target)
 
     def loss(leaves: list[Any]) -> Tensor:
         rows = iter(leaves)
@@ -49,13 +49,18 @@ def of_criterion(criterion: Callable[[Any, Any], Tensor], output: Any, target: A
     return _compare(loss, tree_flatten((output, target))[0], size, len(tree_flatten(output)[0]))
 
 
-def _refuse_weights(criterion: Any) -> None:
-    """A mean over weighted classes divides by the weights of all labels: every example moves every other's share."""
-    weighted = isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) and criterion.weight is not None
-    if weighted and criterion.reduction == "mean":
+def refuse_shared_denominator(criterion: Any, target: Any) -> None:
+    """Refuse a mean that is divided by more than the number of examples: every example moves every other's share."""
+    if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion.reduction != "mean":
+        return
+    shared = "the weights of the whole lot's labels" if criterion.weight is not None else ""
+    labels = isinstance(target, Tensor) and not target.is_floating_point()
+    if labels and bool((target == criterion.ignore_index).any()):
+        shared = f"the number of labels that are not ignore_index={criterion.ignore_index}"
+    if shared:
         raise InvalidArgument(
-            f"{type(criterion).__name__}(weight=...): its mean is divided by the weights of the whole lot's labels, so "
-            'it mixes examples; want reduction="sum" or "none"'
+            f"{type(criterion).__name__}: its mean is divided by {shared}, so it mixes examples; "
+            'want reduction="sum" or "none"'
         )
 
 

@@ -32,6 +32,7 @@ from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import ANCHOR, Tape
 from terrine.sgd.clipping.trial import misunderstood
 from terrine.sgd.clipping.workspace import reused
+from terrine.sgd.reduction import refuse_shared_denominator
 from terrine.sgd.validate import validate
 
 log = logging.getLogger("terrine.sgd")
@@ -59,6 +60,7 @@ def clipped_sum(
     rule, size = as_rule(clip), count(y)
     pages.keep()
     validate(model)
+    refuse_shared_denominator(criterion, y)
     parameters = trained(model)
     sums = Sums(parameters)
     if size == 0 or not parameters:
@@ -94,7 +96,7 @@ class _Work:
     def tried(self, x: Lot, y: Lot) -> tuple[float, float]:
         """Bytes of one example's activations and kept gradients, from a few examples that count for nothing."""
         trial = replace(self)
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), suppress(Unfollowed):
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), suppress(Unfollowed, CheckpointError):
             trial._watched(part(x, 0, FIRST), part(y, 0, FIRST))
         return trial.bytes, trial.rows
 

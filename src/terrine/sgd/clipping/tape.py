@@ -42,6 +42,7 @@ class Use:
     where: Where
     examples: int
     extra: Any = None
+    heard: bool = False
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by position or by name, pieces as plain tensors."""
@@ -251,6 +252,9 @@ class Tape(TorchFunctionMode):
         return out
 
     def _hear(self, use: Use, rule: Rule, versions: list[tuple[Tensor, int]], gradient: Tensor) -> None:
+        if use.heard:
+            raise InvalidArgument("a second backward pass through one forward pass; want all losses in one backward")
+        use.heard = True
         for tensor, version in versions:
             if tensor._version != version:
                 raise Unfollowed("an input of a layer was changed in place after its use; use the out-of-place form")

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
@@ -49,18 +50,49 @@ def misunderstood(model: nn.Module, parameters: dict[str, nn.Parameter], args: A
     known = _seen.setdefault(model, {})
     key = model.training, len(parameters), torch.is_autocast_enabled("cpu")
     if key not in known:
-        if size < 2 or not parameters or not _can_be_cut((args, kwargs), size):
+        if size < 2 or not parameters or not _can_be_cut(model, (args, kwargs), size):
             return ""
         many = min(size, COMPANY)
         with _steady(model), torch.enable_grad():
-            known[key] = _Trial(model, parameters, _picked((args, kwargs), size, many), many).result()
+            known[key] = _tried(model, parameters, _picked((args, kwargs), size, many), many)
     return known[key]
 
 
-def _can_be_cut(given: Any, size: int) -> bool:
-    """Whether rows are examples: whole numbers that are not as many as they may be bags between offsets."""
+def _tried(model: nn.Module, parameters: dict[str, nn.Parameter], given: Any, many: int) -> str:
+    """The trial's result; where it is not good, that of a trial in double precision, if the model can do that."""
+    try:
+        result = _Trial(model, parameters, given, many).result()
+    except InvalidArgument as refusal:
+        result = _in_double(model, parameters, given, many)
+        if result is None:
+            raise refusal from None
+    else:
+        if result:
+            precise = _in_double(model, parameters, given, many)
+            result = result if precise is None else precise
+    return result or ""
+
+
+def _in_double(model: nn.Module, parameters: dict[str, nn.Parameter], given: Any, many: int) -> str | None:
+    """The result with all numbers in double precision: rounding is no mixing. None where that cannot be done."""
+
+    def double(leaf: Any) -> Any:
+        return leaf.detach().double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    if all(one.dtype is torch.float64 for one in parameters.values()) or torch.is_autocast_enabled("cpu"):
+        return None
+    wide = {name: nn.Parameter(double(one), requires_grad=name in parameters) for name, one in model.named_parameters()}
+    buffers = {name: double(one) for name, one in model.named_buffers()}
+    with _reparametrize_module(model, {**wide, **buffers}, tie_weights=True):
+        return _Trial(model, {name: wide[name] for name in parameters}, pytree.tree_map(double, given), many).result()
+
+
+def _can_be_cut(model: nn.Module, given: Any, size: int) -> bool:
+    """Whether rows are examples, and not bags between offsets."""
     leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor) and leaf.dim()]
-    bags = any(leaf.dim() == 1 and len(leaf) != size and not leaf.is_floating_point() for leaf in leaves)
+    flat = [leaf for leaf in leaves if leaf.dim() == 1 and not leaf.is_floating_point()]
+    bags = any(len(leaf) != size or torch.equal(leaf, torch.arange(size).to(leaf)) for leaf in flat)
+    bags = bags and any(isinstance(module, nn.EmbeddingBag) for module in model.modules())
     return not bags and any(len(leaf) == size for leaf in leaves)
 
 
@@ -88,25 +120,25 @@ class _Trial:
         self._together: list[Tensor] = []
         self._towards: list[Tensor] = []
 
-    def result(self) -> str:
-        """What the tape does not understand, if anything."""
+    def result(self) -> str | None:
+        """What the tape does not understand, if anything; None where nothing can be compared."""
         random = torch.get_rng_state()
         try:
             self._together = self._outputs(self._given, self._many)
         except _Incomparable:
-            return ""  # not for so few; what is wrong with it shows when the lot runs
+            return None  # not for so few; what is wrong with it shows when the lot runs
         if not self._together or not torch.equal(random, torch.get_rng_state()):
-            return ""  # a loss of its own, which is tried elsewhere; or draws of its own, which differ in company
+            return None  # a loss of its own, which is tried elsewhere; or draws of its own, which differ in company
         numbers = torch.Generator().manual_seed(7)
         self._towards = [torch.randn(out.shape, generator=numbers).to(out) for out in self._together]
         try:
             ones = [(i, self._alone(i)) for i in (0, self._many - 1)]
         except _Incomparable:
-            return ""
+            return None
         try:
             contributions, squares = self._followed()
         except _Incomparable:
-            return ""
+            return None
         except (Unfollowed, CheckpointError) as reason:
             return str(reason).splitlines()[0]
         if all(self._is_same(one, i, contributions, float(squares[i])) for i, one in ones):
@@ -125,6 +157,12 @@ class _Trial:
                 raise
             raise _Incomparable from failure
         self._put_back()
+        real = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim()]
+        if real and not any(many in leaf.shape for leaf in real):
+            raise InvalidArgument(
+                f"the model's output for {many} examples has shape {', '.join(str(tuple(leaf.shape)) for leaf in real)}: "
+                "want the examples as its first dimension"
+            )
         return [leaf for leaf in leaves if _has_rows(leaf, many) and leaf.is_floating_point() and leaf.requires_grad]
 
     def _put_back(self) -> None:
