@@ -12,11 +12,13 @@ mixes examples, and no clipping of it is private.
 from __future__ import annotations
 
 import math
+import random
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
@@ -122,28 +124,26 @@ class _Trial:
 
     def result(self) -> str | None:
         """What the tape does not understand, if anything; None where nothing can be compared."""
-        random = torch.get_rng_state()
+        before = torch.get_rng_state()
         try:
             self._together = self._outputs(self._given, self._many)
         except _Incomparable:
             return None  # not for so few; what is wrong with it shows when the lot runs
-        if not self._together or not torch.equal(random, torch.get_rng_state()):
+        if not self._together or not torch.equal(before, torch.get_rng_state()):
             return None  # a loss of its own, which is tried elsewhere; or draws of its own, which differ in company
         numbers = torch.Generator().manual_seed(7)
         self._towards = [torch.randn(out.shape, generator=numbers).to(out) for out in self._together]
         try:
-            ones = [(i, self._alone(i)) for i in (0, self._many - 1)]
-        except _Incomparable:
-            return None
-        try:
+            for i in (0, self._many - 1):
+                self._alone(i)
             contributions, squares = self._followed()
         except _Incomparable:
             return None
         except (Unfollowed, CheckpointError) as reason:
             return str(reason).splitlines()[0]
-        if all(self._is_same(one, i, contributions, float(squares[i])) for i, one in ones):
+        if all(self._is_same(i, contributions, float(squares[i])) for i in (0, self._many - 1)):
             return ""
-        del contributions, squares, ones
+        del contributions
         if not self._is_apart():
             raise self._mixes("gradients")
         return "its gradients are not what was seen of them"
@@ -158,10 +158,10 @@ class _Trial:
             raise _Incomparable from failure
         self._put_back()
         real = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim()]
-        if real and not any(many in leaf.shape for leaf in real):
+        if many > 1 and real and not any(many in leaf.shape for leaf in real):
+            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in real)
             raise InvalidArgument(
-                f"the model's output for {many} examples has shape {', '.join(str(tuple(leaf.shape)) for leaf in real)}: "
-                "want the examples as its first dimension"
+                f"the model's output for {many} examples has shape {shapes}: want them as its first dimension"
             )
         return [leaf for leaf in leaves if _has_rows(leaf, many) and leaf.is_floating_point() and leaf.requires_grad]
 
@@ -188,10 +188,10 @@ class _Trial:
                 "want a model whose forward pass leaves its buffers alone"
             )
 
-    def _alone(self, i: int) -> list[Tensor | None]:
-        """The gradient of example i by plain autograd.
+    def _alone(self, i: int) -> list[Tensor]:
+        """The outputs of example i.
 
-        Raises: InvalidArgument where its output is another than in company.
+        Raises: InvalidArgument where they are others than in company.
         """
         row = pytree.tree_map(lambda leaf: leaf[i : i + 1] if _has_rows(leaf, self._many) else leaf, self._given)
         alone = self._outputs(row, 1)
@@ -200,11 +200,13 @@ class _Trial:
         for one, out in zip(alone, self._together, strict=True):
             if not close(one.detach(), out.detach()[i : i + 1], ROUGH if _is_half(one) else NEAR):
                 raise self._mixes("outputs")
-        return self._gradient(alone, [v[i : i + 1] for v in self._towards])
+        return alone
 
-    def _gradient(self, outputs: list[Tensor], towards: list[Tensor]) -> list[Tensor | None]:
-        found = torch.autograd.grad(outputs, list(self._parameters.values()), towards, allow_unused=True)
-        return list(found)
+    def _gradient(self, i: int | None = None) -> list[Tensor | None]:
+        """The gradient of example i, or of all together, by plain autograd."""
+        outputs = self._together if i is None else self._alone(i)
+        towards = self._towards if i is None else [v[i : i + 1] for v in self._towards]
+        return list(torch.autograd.grad(outputs, list(self._parameters.values()), towards, allow_unused=True))
 
     def _followed(self) -> tuple[dict[str, Contribution], Tensor]:
         """What the tape has of all examples, and their squared norms."""
@@ -225,19 +227,20 @@ class _Trial:
                 contributions = {name: part.drop(broken) for name, part in contributions.items()}
         return contributions, norms
 
-    @torch.no_grad()
-    def _is_same(self, alone: list[Tensor | None], i: int, parts: dict[str, Contribution], found: float) -> bool:
+    def _is_same(self, i: int, parts: dict[str, Contribution], found: float) -> bool:
         """Whether example i's norm and gradient were followed, but for rounding; what is not finite is not compared."""
         only = torch.zeros(self._many)
         only[i] = 1.0
         norm = difference = 0.0
-        for (name, parameter), gradient in zip(self._parameters.items(), alone, strict=True):
+        for (name, parameter), gradient in zip(self._parameters.items(), self._gradient(i), strict=True):
             dtype = torch.promote_types(parameter.dtype, torch.float32)
             total = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
             if name in parts:
                 parts[name].add_to(total, only.to(total))
-            norm += 0.0 if gradient is None else float(gradient.to(dtype).square().sum())
-            difference += float((total if gradient is None else total.sub_(gradient)).square().sum())
+            if gradient is not None:
+                norm += _square(gradient)
+                total.sub_(gradient)
+            difference += _square(total)
         if not math.isfinite(norm + found):
             return True
         reach = self._close() * math.sqrt(norm) + 1e-20
@@ -245,15 +248,13 @@ class _Trial:
 
     def _is_apart(self) -> bool:
         """Whether the gradient of all examples together is the sum of each one's alone."""
-        together = self._gradient(self._together, self._towards)
-        rest = [
-            torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters.values(), together, strict=True)
-        ]
-        size = math.sqrt(sum(float(one.square().sum()) for one in rest))
+        pairs = zip(self._parameters.values(), self._gradient(), strict=True)
+        rest = [torch.zeros_like(parameter) if one is None else one for parameter, one in pairs]
+        size = math.sqrt(sum(map(_square, rest)))
         for i in range(self._many):
-            for one, gradient in zip(rest, self._alone(i), strict=True):
+            for one, gradient in zip(rest, self._gradient(i), strict=True):
                 _ = one if gradient is None else one.sub_(gradient)
-        return math.sqrt(sum(float(one.square().sum()) for one in rest)) <= self._many * self._close() * size + 1e-20
+        return math.sqrt(sum(map(_square, rest))) <= self._many * self._close() * size + 1e-20
 
     def _close(self) -> float:
         return ROUGH if any(_is_half(out) for out in self._together) else CLOSE
@@ -263,6 +264,10 @@ class _Trial:
             f"{type(self._model).__name__}: the {what} for one example change in company: the model mixes examples, so "
             "no clipping bounds one of them; look for statistics or comparisons over the first dimension"
         )
+
+
+def _square(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))) ** 2
 
 
 def _is_half(tensor: Tensor) -> bool:
@@ -279,10 +284,13 @@ def _steady(model: nn.Module) -> Iterator[None]:
     still = [module for module in model.modules() if isinstance(module, _DROPPING) and module.training]
     for module in still:
         module.training = False
+    draws = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]), _Undropped():
             yield
     finally:
+        random.setstate(draws[0])
+        np.random.set_state(draws[1])
         for module in still:
             module.training = True
 
