@@ -26,3 +26,10 @@ def keep() -> bool:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     return mallopt is not None and bool(mallopt(TRIM, FREE)) and bool(mallopt(MMAP, BLOCK))
+
+
+def give_back() -> None:
+    """Have malloc return what is free now, after something that will not come again."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)

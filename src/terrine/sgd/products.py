@@ -17,7 +17,6 @@ from torch import Tensor
 
 from terrine.sgd import kernels
 from terrine.sgd.precision import is_exact
-from terrine.sgd.scratch import scratch
 
 WORTH = 1 << 24
 """Multiplications, times the root of the number of examples, from which on it is."""
@@ -57,7 +56,7 @@ def weighted(left: Tensor, right: Tensor, factor: Tensor) -> Tensor | None:
 
 
 def _turned_times(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
-    turned = kernels.turn(left, factor, scratch("turned", (left.shape[1], len(left)), left))
+    turned = kernels.turn(left, factor, left.new_empty(left.shape[1], len(left)))
     return _times(turned, right.t(), None)
 
 

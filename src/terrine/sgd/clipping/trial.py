@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
 from terrine.errors import InvalidArgument, TerrineError
+from terrine.sgd import pages
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.contribution import Contribution
 from terrine.sgd.clipping.registry import own_rules
@@ -57,6 +58,7 @@ def misunderstood(model: nn.Module, parameters: dict[str, nn.Parameter], args: A
         many = min(size, COMPANY)
         with _steady(model), torch.enable_grad():
             known[key] = _tried(model, parameters, _picked((args, kwargs), size, many), many)
+        pages.give_back()
     return known[key]
 
 
