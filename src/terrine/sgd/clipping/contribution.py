@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from terrine.sgd import kernels, products
 from terrine.sgd.clipping import workspace
-from terrine.sgd.kernels import Image
+from terrine.sgd.kernels import Image, cancelling
 
 
 class Contribution(Protocol):
@@ -90,6 +90,10 @@ class Outer:
     _squares: Tensor | None = field(default=None, repr=False)
     _sums: Tensor | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        if self.inputs.shape[1] > 1:
+            self.inputs, self.gradients = _side_by_side(self.inputs), _side_by_side(self.gradients)
+
     def squares(self) -> Tensor:
         if self._squares is None:
             self._squares = self._norms()
@@ -121,7 +125,9 @@ class Outer:
             return squares
         inner = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
         outer = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
-        return inner.mul_(outer).sum((1, 2))
+        (_, positions, width), height = self.inputs.shape, self.gradients.shape[2]
+        squares, alone = cancelling.summed(inner, outer)
+        return cancelling.settled(squares, alone, width + height, positions, width * height, self._some_squares)
 
     def made(self, factor: Tensor) -> Tensor | None:
         """The weighted sum in memory of its own, where that is faster."""
@@ -132,9 +138,9 @@ class Outer:
         flat = total.view(gradients.shape[2], inputs.shape[2])
         if self._rows is not None:
             if self._turned:
-                made = total.new_empty(inputs.shape[2], len(flat))
-                Dense(self._rows).add_to(made, factor, fresh=True)
-                _ = flat.copy_(made.t()) if fresh else flat.add_(made.t())
+                turned = total.new_empty(inputs.shape[2], len(flat))
+                Dense(self._rows).add_to(turned, factor, fresh=True)
+                _ = flat.copy_(turned.t()) if fresh else flat.add_(turned.t())
             else:
                 Dense(self._rows).add_to(total, factor, fresh)
             return
@@ -165,6 +171,10 @@ class Outer:
 
     def drop(self, examples: Tensor) -> Outer:
         return Outer(without(self.inputs, examples), without(self.gradients, examples), self.shape)
+
+    def _some_squares(self, examples: Tensor) -> Tensor:
+        rows = torch.bmm(self.gradients[examples].transpose(1, 2), self.inputs[examples])
+        return squared_rows(rows.flatten(1))
 
     def _direct_squares(self) -> Tensor:
         """The gradients themselves, and their squared norms."""
@@ -311,6 +321,11 @@ WIDE = 1 << 12  # numbers of a gradient from which on the library's sums of rows
 CACHED = 1 << 18  # numbers that stay in a core's cache from one operation to the next
 
 SHORT = 48  # into a wide matrix of few rows, products go faster by so few positions at a time
+
+
+def _side_by_side(rows: Tensor) -> Tensor:
+    """The same with the last dimension's numbers side by side, as kernels want them."""
+    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
 
 
 def _scaled(rows: Tensor, factor: Tensor) -> Tensor:

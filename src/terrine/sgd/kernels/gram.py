@@ -10,21 +10,25 @@ Large terms may cancel, and the sum of their rounding errors then be larger than
 
     u (steps + 24) (sum_p |in_p| |out_p|)^2,    u = 2^-24
 
-for as many steps as both inner products take in a lane. That is added wherever it is a hundredth or more; below, it
-could make a norm too small by 0.4% at the very worst, were all roundings to conspire. They amount to some 1e-6.
+for as many steps as both inner products take in a lane. Wherever that is a hundredth or more, the gradients themselves
+are made, see `cancelling.py`; below, it could make a norm too small by 0.4% at the very worst, were all roundings to
+conspire. They amount to some 1e-6.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from numba import types
 from torch import Tensor
 
+from terrine.sgd.kernels import cancelling
 from terrine.sgd.kernels.dots import dots
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
+from terrine.sgd.kernels.outer import gradients
 from terrine.sgd.kernels.team import (
     AT,
     ITEMS,
@@ -56,6 +60,7 @@ from terrine.sgd.kernels.vectors import (
 )
 from terrine.sgd.scratch import scratch
 
+SMALL = cancelling.SMALL
 HIGH, LONG = (4, 4) if REGISTERS >= 32 else (2, 4)
 STARTS, LINES, STEP, RUN, FOUND, INPUTS, INPUTS_ROOM, INPUTS_STEP, OUT_ROOM, OUT_STEP, ROOM = range(NEXT, NEXT + 11)
 
@@ -74,6 +79,15 @@ def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
         found.data_ptr(), image.strides[1], laid.data_ptr(), inputs_step,
         laid.data_ptr() + 4 * positions * inputs_step, out_step, laid.shape[1],
     )  # fmt: skip
+    doubtful = found < 0.0
+    if doubtful.any():
+
+        def direct(some: Tensor) -> Tensor:
+            part, outs = replace(image, pixels=image.pixels.index_select(0, some)), out.index_select(0, some)
+            return gradients(part, outs, scratch("cancelling", (len(some), numbers), out))[1]
+
+        numbers = image.lines * width * height
+        cancelling.replace(found, doubtful, -found, positions, numbers, direct)
     return found, sums
 
 
@@ -96,6 +110,7 @@ def _laid(source: int, step: int, positions: int, width: int, place: int, apart:
 
 @Kernel
 def _squares(job: Any) -> None:
+    """The squares, or the negative of sum_p |in_p| |out_p| where they are doubtful."""
     worker, found, positions = cleared(job), floats(job[FOUND]), job[POSITIONS]
     steps = job[LINES] * ((job[RUN] + LANES - 1) // LANES) + (job[HEIGHT] + LANES - 1) // LANES
     error = (steps + 24.0) * 2.0**-24
@@ -117,7 +132,7 @@ def _squares(job: Any) -> None:
                 norm += tile if q + LONG > p else 2.0 * tile
                 alone += diagonal
         most = error * alone * alone
-        found[i] = max(norm, 0.0) + most if most > 2.0**-7 * norm else norm
+        found[i] = -alone if most > SMALL * norm else norm
 
 
 @instruction(types.UniTuple(types.float32, 2), AT, TABLE, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
