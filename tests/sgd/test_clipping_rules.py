@@ -60,6 +60,13 @@ def criterion(out, y):
     return (flat * weights).sum(1).tanh() * (1 + y) + flat.square().mean(1)
 
 
+def _chain(w, use):
+    """A use of every link of a chain in which each link is made from all before."""
+    centred = w - w.mean()
+    scaled = centred / centred.norm() + w
+    return use(w) + use(centred).tanh() + use(scaled * centred)
+
+
 R = torch.randn
 CASES = {
     # linear maps
@@ -240,6 +247,41 @@ CASES = {
         R(N, 2, 4, 4),
     ),
     "weight norm": lambda: (torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), R(N, 6)),
+    "weight from which its mean is taken": lambda: (
+        Net(lambda s, x: functional.linear(x, s.w - s.w.mean(1, keepdim=True)), w=raw(3, 6)),
+        R(N, 6),
+    ),
+    "weight over its deviation": lambda: (Net(lambda s, x: x @ (s.w / s.w.std()), w=raw(6, 3)), R(N, 4, 6)),
+    "weight over its norm": lambda: (Net(lambda s, x: functional.linear(x, s.w / s.w.norm()), w=raw(3, 6)), R(N, 6)),
+    "weight with a gate": lambda: (
+        Net(lambda s, x: functional.linear(x, s.w * s.w.sigmoid()) + x @ s.w.T, w=raw(3, 6)),
+        R(N, 6),
+    ),
+    "weight through a view twice": lambda: (
+        Net(lambda s, x: functional.linear(x, s.w[:3] * s.w[3:].tanh() + s.w[:3]), w=raw(6, 6)),
+        R(N, 6),
+    ),
+    "weight changed in place": lambda: (
+        Net(lambda s, x: functional.linear(x, s.w.sin().mul_(s.w)), w=raw(3, 6)),
+        R(N, 6),
+    ),
+    "standardised convolution": lambda: (
+        Net(
+            lambda s, x: functional.conv2d(
+                x, (s.w - s.w.mean((1, 2, 3), keepdim=True)) / s.w.std((1, 2, 3), keepdim=True)
+            ),
+            w=raw(3, 2, 3, 3),
+        ),
+        R(N, 2, 5, 5),
+    ),
+    "spectral norm": lambda: (
+        torch.nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)).eval(),
+        R(N, 6),
+    ),
+    "chain over its own parts": lambda: (
+        Net(lambda s, x: _chain(s.w, lambda w: functional.linear(x, w)), w=raw(3, 6)),
+        R(N, 6),
+    ),
     # sharing and freezing
     "used twice": lambda: (Net(lambda s, x: s.l(s.l(x).tanh()), l=nn.Linear(6, 6)), R(N, 6)),
     "two views of one example": lambda: (Net(lambda s, x: s.l(x[:, 0]) * s.l(x[:, 1]), l=nn.Linear(6, 3)), R(N, 2, 6)),
