@@ -109,6 +109,14 @@ CASES = {
     ),
     "transposed conv1d": lambda: (nn.ConvTranspose1d(4, 6, 3, stride=2, dilation=2), R(N, 4, 4)),
     "transposed conv3d": lambda: (nn.ConvTranspose3d(2, 3, 2, stride=2), R(N, 2, 2, 3, 2)),
+    "transposed conv, a stride or more left over": lambda: (
+        nn.Sequential(
+            nn.ConvTranspose2d(3, 4, 2, padding=1, dilation=(3, 2), output_padding=(2, 1)),
+            nn.Tanh(),
+            nn.ConvTranspose2d(4, 4, 2, dilation=3, output_padding=2, groups=2),
+        ),
+        R(N, 3, 4, 5),
+    ),
     "conv on folded examples": lambda: (
         Net(lambda s, x: s.c(x.reshape(-1, 1, 5, 5)).reshape(x.shape[0], -1), c=nn.Conv2d(1, 2, 3)),
         R(N, 3, 5, 5),

@@ -67,6 +67,27 @@ def test_norms_gradients_and_sums_of_every_image(image, outputs, threads):
     torch.testing.assert_close(made.double(), wanted, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("pixels", "out"),
+    [
+        (torch.zeros(2, 1, 9, 5), torch.zeros(2, 8, 3)),
+        (torch.zeros(2, 1, 9, 5), torch.zeros(3, 9, 3)),
+        (torch.zeros(2, 1, 5, 9).transpose(2, 3), torch.zeros(2, 9, 3)),
+        (torch.zeros(2, 1, 9, 5), torch.zeros(2, 3, 9).transpose(1, 2)),
+    ],
+)
+def test_what_does_not_fit_is_never_read(pixels, out):
+    with pytest.raises(ValueError, match="want"):
+        Image(pixels).squares(out)
+    with pytest.raises(ValueError, match="want"):
+        Image(pixels).gradients(out, torch.empty(len(out), 15))
+
+
+def test_gradients_have_their_place():
+    with pytest.raises(ValueError, match="want"):
+        Image(torch.zeros(2, 1, 9, 5)).gradients(torch.zeros(2, 9, 3), torch.empty(2, 14))
+
+
 @pytest.mark.parametrize("tile", range(len(TILES)))
 def test_every_tile(tile):
     """Whatever is chosen by its time is right: each tile alone, with and without empty lanes."""
@@ -197,11 +218,12 @@ def test_without_torchs_threads(monkeypatch):
             (3, 6, 7),
         ),
         (lambda: nn.Sequential(nn.ConvTranspose2d(3, 5, 3, 2, 1), nn.ReLU(), nn.Conv2d(5, 2, 3)), (3, 5, 4)),
+        (lambda: nn.ConvTranspose1d(5, 5, 1, dilation=3, output_padding=1), (5, 13)),
         (lambda: nn.Sequential(nn.Linear(19, 33), nn.ReLU(), nn.Linear(33, 2)), (11, 19)),
         (lambda: nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True), (6, 16)),
         (lambda: nn.GRU(7, 5, batch_first=True), (6, 7)),
     ],
-    ids=["conv", "conv1d", "dilated", "transposed", "linear", "attention", "gru"],
+    ids=["conv", "conv1d", "dilated", "transposed", "left over", "linear", "attention", "gru"],
 )
 def test_single_precision_is_the_loop_in_double(made, shape, kept, monkeypatch):
     """Float32 takes the kernels, whichever way is said to be cheap; the oracle loops in float64."""

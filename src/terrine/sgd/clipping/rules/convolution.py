@@ -7,6 +7,7 @@ last in memory, where convolutions are fastest, unless the weight, which lies ot
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -53,7 +54,22 @@ def transposed(use: Use, gradient: Tensor) -> Found:
         use.argument(7, "dilation", 1),
         use.argument(6, "groups", 1),
     )
-    return _found(use, gradient, use.argument(0, "input").detach(), gradient, geometry, weight, bias)
+    out = use.argument(0, "input").detach()
+    image, geometry = _cropped(gradient, out, geometry)
+    return _found(use, image, out, gradient, geometry, weight, bias)
+
+
+def _cropped(image: Tensor, out: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
+    """The image without what no patch of `out` reaches, where a patch more would fit in (output_padding >= stride)."""
+    sides = []
+    for axis, (low, high) in enumerate(geometry.padding, start=2):
+        kernel, stride, dilation = geometry.kernel[axis - 2], geometry.stride[axis - 2], geometry.dilation[axis - 2]
+        rest = low + image.shape[axis] + high - ((out.shape[axis] - 1) * stride + dilation * (kernel - 1) + 1)
+        if rest >= stride:
+            image = image.narrow(axis, 0, image.shape[axis] - max(rest - high, 0))
+            high = max(high - rest, 0)
+        sides.append((low, high))
+    return image, replace(geometry, padding=tuple(sides))
 
 
 def _found(
