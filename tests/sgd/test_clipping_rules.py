@@ -96,6 +96,10 @@ CASES = {
         R(N, 1, 6, 6),
     ),
     "conv, deep": lambda: (nn.Sequential(nn.Conv2d(24, 40, 2), nn.Tanh(), nn.Conv2d(40, 30, 1)), R(N, 24, 3, 3)),
+    "conv on one pixel": lambda: (
+        nn.Sequential(nn.Conv2d(3, 16, 1), nn.Tanh(), nn.Conv2d(16, 8, 1, stride=(4, 7), padding=(1, 0))),
+        R(N, 3, 1, 1),
+    ),
     "conv1d": lambda: (
         nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv1d(4, 2, 3, stride=2)),
         R(N, 3, 9),
