@@ -218,12 +218,27 @@ def test_without_torchs_threads(monkeypatch):
             (3, 6, 7),
         ),
         (lambda: nn.Sequential(nn.ConvTranspose2d(3, 5, 3, 2, 1), nn.ReLU(), nn.Conv2d(5, 2, 3)), (3, 5, 4)),
+        (lambda: nn.Conv2d(1, 8, (3, 5), stride=(1, 2)), (1, 20, 5)),
+        (lambda: nn.Sequential(nn.Conv2d(3, 1, 1), nn.Tanh(), nn.Conv2d(1, 8, (3, 5), stride=(1, 2))), (3, 20, 5)),
+        (lambda: nn.Conv3d(1, 17, 3, stride=(1, 1, 5)), (1, 5, 8, 6)),
         (lambda: nn.ConvTranspose1d(5, 5, 1, dilation=3, output_padding=1), (5, 13)),
         (lambda: nn.Sequential(nn.Linear(19, 33), nn.ReLU(), nn.Linear(33, 2)), (11, 19)),
         (lambda: nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True), (6, 16)),
         (lambda: nn.GRU(7, 5, batch_first=True), (6, 7)),
     ],
-    ids=["conv", "conv1d", "dilated", "transposed", "left over", "linear", "attention", "gru"],
+    ids=[
+        "conv",
+        "conv1d",
+        "dilated",
+        "transposed",
+        "column",
+        "column after",
+        "column in space",
+        "left over",
+        "linear",
+        "attention",
+        "gru",
+    ],
 )
 def test_single_precision_is_the_loop_in_double(made, shape, kept, monkeypatch):
     """Float32 takes the kernels, whichever way is said to be cheap; the oracle loops in float64."""

@@ -98,6 +98,32 @@ def _laid_out(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (image.contiguous() if _is_heavy(weight, image) else _last(image), weight, *others)
 
 
+def _laid_out_for_columns(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same, but one channel is never said to lie last where a stride leaves one column of the output.
+
+    The library reads beyond such an image.
+    """
+    image, weight, *others = args
+    if image.dim() not in (4, 5) or image.shape[1] > 1 or not _may_leave_one_column(image, weight, *others):
+        return _laid_out(args)
+    return (image.contiguous().squeeze(1).unsqueeze(1), weight, *others)
+
+
+def _may_leave_one_column(
+    image: Tensor,
+    weight: Tensor,
+    _bias: Any = None,
+    stride: Any = None,
+    padding: Any = None,
+    dilation: Any = 1,
+    *_: Any,
+) -> bool:
+    if stride is None or padding is None:
+        return True  # they may be among the arguments given by name
+    geometry = _geometry(weight, stride, padding, dilation, 1)
+    return geometry.stride[-1] > 1 and geometry.places(image.movedim(1, -1))[-1] <= 1
+
+
 def _is_heavy(weight: Tensor, image: Tensor) -> bool:
     """Whether to rearrange the weight would cost more than all that channels last would save."""
     return weight.is_contiguous() and weight.numel() >= HEAVY * image.numel()
@@ -118,11 +144,8 @@ def _layout(tensor: Tensor) -> torch.memory_format:
     return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
 
 
-PREPARE.update(
-    dict.fromkeys(
-        (functional.conv2d, functional.conv3d, functional.conv_transpose2d, functional.conv_transpose3d), _laid_out
-    )
-)
+PREPARE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _laid_out_for_columns))
+PREPARE.update(dict.fromkeys((functional.conv_transpose2d, functional.conv_transpose3d), _laid_out))
 
 
 def _computed(
