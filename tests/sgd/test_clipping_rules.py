@@ -142,6 +142,10 @@ CASES = {
         nn.EmbeddingBag(11, 6, padding_idx=1),
         torch.cat([words(N, 5), torch.full((N, 1), 3)], 1),
     ),
+    "bag, mean, one of padding alone": lambda: (
+        nn.EmbeddingBag(11, 6, padding_idx=1),
+        torch.cat([words(N - 1, 5), torch.ones(1, 5, dtype=torch.long)]),
+    ),
     "positions by table": lambda: (
         Net(lambda s, x: s.l(x + s.p(torch.arange(x.shape[1]))), l=nn.Linear(6, 3), p=nn.Embedding(9, 6)),
         R(N, N, 6),

@@ -59,7 +59,7 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
     if mode == "mean":
         counted = share if padding is not None else torch.ones_like(share)
         size = counted.new_zeros(use.examples).index_add_(0, bags, counted)
-        share = share / size[bags]
+        share = share / size.clamp_(min=1)[bags]  # a bag of padding alone has none
     return [(table, Bags(tokens, bags, wide(share), wide(gradient), tuple(table.value.shape)))]
 
 
