@@ -176,6 +176,16 @@ def test_half_precision_is_summed_in_single(lot):
             torch.testing.assert_close(result.sums[name], total, rtol=0.1, atol=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [lambda: nn.LayerNorm(8), lambda: nn.GroupNorm(2, 8), lambda: nn.RMSNorm(8)])
+def test_sums_are_not_rounded_to_half_precision(kind, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), kind(), nn.Linear(8, 8), kind()).to(dtype)
+    x, y = torch.randn(60, 5).to(dtype), torch.randint(8, (60,))
+    for total in clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=0.5).sums.values():
+        assert (total.to(dtype).float() != total).float().mean() > 0.5
+
+
 def test_what_no_rule_follows_is_exact_by_vmap_and_said_once(caplog):
     class Odd(nn.Module):
         def __init__(self):

@@ -247,14 +247,14 @@ class Lookup:
 
     @property
     def _rows(self) -> Tensor:
-        rows = self.gradients.flatten(0, 1)
-        return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+        return wide(self.gradients.flatten(0, 1))
 
     def dense(self) -> Tensor:
         n, _, width = self.gradients.shape
         order = torch.arange(n, device=self.tokens.device).view(-1, 1) * self.shape[0]
-        table = self.gradients.new_zeros(n * self.shape[0], width)
-        table.index_add_(0, (self.tokens + order).flatten(), self.gradients.flatten(0, 1))
+        rows = self._rows
+        table = rows.new_zeros(n * self.shape[0], width)
+        table.index_add_(0, (self.tokens + order).flatten(), rows)
         return table.view(n, *self.shape)
 
     def drop(self, examples: Tensor) -> Lookup:
@@ -279,7 +279,7 @@ def together(parts: list[Contribution]) -> Contribution:
             torch.cat([part.gradients for part in lookups], 1),
             lookups[0].shape,
         )
-    total = parts[0].dense().clone()
+    total = wide(parts[0].dense()).clone()
     for part in parts[1:]:
         total += part.dense()
     return Dense(total)
@@ -296,10 +296,14 @@ def kept(part: Contribution) -> int:
     return 0 if rows is None else rows.numel() * rows.element_size()
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """At least float32: norms and sums are never taken in half precision."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
 def squared_rows(rows: Tensor) -> Tensor:
     """|row|^2 of every row, in float32 or wider."""
-    rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(wide(rows), dim=1)
     return norms.square_()
 
 

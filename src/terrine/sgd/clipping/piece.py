@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, together
+from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, together, wide
 
 
 @dataclass(eq=False, slots=True)
@@ -93,7 +93,7 @@ class Views:
                 view.add_(target)
 
     def dense(self) -> Tensor:
-        parts = [part.dense() for part in self.parts]
+        parts = [wide(part.dense()) for part in self.parts]
         rows = parts[0].new_zeros(len(parts[0]), self._numbers())
         for part, (size, stride, offset) in zip(parts, self.places, strict=True):
             rows.as_strided((len(rows), *size), (rows.shape[1], *stride), offset).add_(part)
@@ -136,7 +136,7 @@ def _carry(piece: Piece, total: Contribution, examples: int) -> None:
         )
     for root, gradient in zip(roots, gradients, strict=True):
         if gradient is not None:
-            root.contributions.append(Dense(gradient.detach()))
+            root.contributions.append(Dense(wide(gradient.detach())))
 
 
 def _roots(piece: Piece) -> list[Piece]:

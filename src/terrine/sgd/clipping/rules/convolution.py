@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import folded
-from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.contribution import Contribution, Dense, wide
 from terrine.sgd.clipping.convolved import Convolved
 from terrine.sgd.clipping.convolving import convolve
 from terrine.sgd.clipping.patches import Geometry
 from terrine.sgd.clipping.piece import Piece
-from terrine.sgd.clipping.rules.linear import wide
 from terrine.sgd.clipping.single import vector
 from terrine.sgd.clipping.tape import COMPUTE, PREPARE, Use, rule_for
 

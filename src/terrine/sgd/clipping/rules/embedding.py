@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, in_order, squared_rows
+from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, in_order, squared_rows, wide
 from terrine.sgd.clipping.piece import Piece
-from terrine.sgd.clipping.rules.linear import wide
 from terrine.sgd.clipping.tape import Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
@@ -53,14 +52,15 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
         if mode == "mean":
             rows = rows / torch.bincount(bags, minlength=use.examples).clamp_(min=1).unsqueeze(1)
         return [(table, Bags(tokens, bags, None, rows, tuple(table.value.shape)))]
-    share = torch.ones_like(tokens, dtype=gradient.dtype) if weights is None else weights.detach().flatten()
+    rows = wide(gradient)
+    share = torch.ones_like(tokens, dtype=rows.dtype) if weights is None else wide(weights.detach().flatten())
     if padding is not None:
         share = share * (tokens != padding % table.value.shape[0])
     if mode == "mean":
         counted = share if padding is not None else torch.ones_like(share)
         size = counted.new_zeros(use.examples).index_add_(0, bags, counted)
         share = share / size.clamp_(min=1)[bags]  # a bag of padding alone has none
-    return [(table, Bags(tokens, bags, wide(share), wide(gradient), tuple(table.value.shape)))]
+    return [(table, Bags(tokens, bags, share, rows, tuple(table.value.shape)))]
 
 
 class Bags:

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from terrine.sgd import kernels, products
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, by_example
-from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, squared_rows
+from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, squared_rows, wide
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
 from terrine.sgd.clipping.single import SMALL, Single, vector
@@ -116,11 +116,6 @@ def _once(inputs: Tensor, gradient: Tensor, weight: Piece | None, bias: Piece | 
 
 def _is_plain(inputs: Tensor, gradient: Tensor) -> bool:
     return inputs.dtype is gradient.dtype and inputs.dtype in (torch.float32, torch.float64)
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """At least float32: norms and sums are never taken in half precision."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def _transposed(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece) -> Found:
