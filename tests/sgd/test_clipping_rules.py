@@ -358,6 +358,18 @@ def test_weighted_bags():
     assert_same(clipped_sum(model, criterion, x, y, clip=CLIP), loop(model, criterion, x, y, CLIP))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_packed_sequences_take_the_slow_exact_way(kind):
+    def forward(s, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(s.l(x), lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(s.r(packed)[0], batch_first=True)[0].sum(1)
+
+    torch.manual_seed(4)
+    model = Net(forward, l=nn.Linear(6, 3), r=kind(3, 4, batch_first=True)).double()
+    x, y = (R(N, 6, 6).double(), torch.tensor([6, 3, 1, 2, 5])), torch.linspace(0, 1, N).double()
+    assert_same(clipped_sum(model, criterion, x, y, clip=CLIP), loop(model, criterion, x, y, CLIP))
+
+
 def test_an_input_changed_in_place_after_its_use_is_refused_as_autograd_does():
     def forward(s, x):
         hidden = x * 2
