@@ -176,6 +176,27 @@ def test_inputs_far_from_zero_whose_gradients_cancel(made, turned, shape, offset
     assert (found <= wanted * (1.05 if dtype is torch.float32 else 1.0001)).all()
 
 
+@pytest.mark.parametrize("huge", [0, 1])
+@pytest.mark.parametrize(("shape", "outputs"), [((100_000,), 1), ((40,), 300), ((6, 300), 300), ((9, 50), 7)])
+def test_what_is_tiny_times_what_is_huge(shape, outputs, huge):
+    """Its square may be 0 in single precision; its norm is never too small for that."""
+    torch.manual_seed(0)
+    scales = (3e-23, 5e17) if huge else (5e17, 3e-23)
+    x, y = scales[0] * torch.randn(4, *shape), scales[1] * torch.randn(4, *shape[:-1], outputs)
+    model = nn.Linear(shape[-1], outputs, bias=False)
+    found = clipped_sum(model, lambda out, y: (out * y).flatten(1).sum(1), x, y, clip=1e-3)
+    bounded = found.norms.double().reciprocal().mul(1e-3).clamp(max=1.0)
+    _, true = loop(model.double(), lambda out, y: (out * y).flatten(1).sum(1), x.double(), y.double(), 1e-3)
+    assert (bounded * true <= 1e-3 * 1.001).all()
+
+
+def test_an_example_without_a_gradient_has_no_norm():
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(300, 300), torch.randn(4, 6, 300), torch.tensor([0.0, 1.0, 0.0, 1.0])
+    norms = clipped_sum(model, lambda out, y: out.flatten(1).sum(1) * y, x, y, clip=1.0).norms
+    assert ((norms < 1e-8) == (y == 0)).all()
+
+
 @pytest.mark.parametrize(("width", "height"), [(1024, 1024), (1024, 5), (3, 2048)])
 def test_rows_that_lie_on_top_of_each_other_in_the_cache(width, height):
     """They are moved apart before they are multiplied."""

@@ -11,6 +11,7 @@ work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -83,8 +84,8 @@ class Outer:
     inputs: Tensor
     gradients: Tensor
     shape: tuple[int, ...]
-    input_squares: Tensor | None = None  # |in_i|^2 where it is known already
-    gradient_squares: Tensor | None = None  # |out_i|^2
+    input_lengths: Tensor | None = None  # |in_i| where it is known already
+    gradient_lengths: Tensor | None = None  # |out_i|
     _rows: Tensor | None = field(default=None, repr=False)
     _turned: bool = field(default=False, repr=False)  # rows are (d, e), not (e, d)
     _squares: Tensor | None = field(default=None, repr=False)
@@ -109,9 +110,10 @@ class Outer:
         n, positions, width = self.inputs.shape
         height = self.gradients.shape[2]
         if positions == 1:
-            inputs, gradients = self.input_squares, self.gradient_squares
-            inputs = squared_rows(self.inputs.flatten(1)) if inputs is None else inputs
-            return inputs * (squared_rows(self.gradients.flatten(1)) if gradients is None else gradients)
+            inputs, gradients = self.input_lengths, self.gradient_lengths
+            inputs = lengths(self.inputs.flatten(1)) if inputs is None else inputs
+            gradients = lengths(self.gradients.flatten(1)) if gradients is None else gradients
+            return (inputs * gradients).square_()
         compiled = kernels.take(self.inputs, self.gradients)
         prefers = kernels.prefers_direct if compiled else prefers_direct
         if prefers(positions, width, height) and workspace.fits(n * width * height, self.gradients):
@@ -305,6 +307,17 @@ def squared_rows(rows: Tensor) -> Tensor:
     """|row|^2 of every row, in float32 or wider."""
     norms: Tensor = torch.linalg.vector_norm(wide(rows), dim=1)
     return norms.square_()
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """|row| of every row, in float32 or wider, for products: one may be as small as another is large."""
+    norms: Tensor = torch.linalg.vector_norm(wide(rows), dim=1)
+    return rounded_up(norms, rows.shape[1])
+
+
+def rounded_up(norms: Tensor, width: int) -> Tensor:
+    """Norms of so many numbers, in place, with all that squares can lose below the smallest number there is."""
+    return norms.add_(math.sqrt(width * torch.finfo(norms.dtype).tiny))
 
 
 def prefers_direct(positions: int, width: int, height: int) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from llvmlite import ir
 from numba import types
 from torch import Tensor
 
@@ -47,6 +48,7 @@ from terrine.sgd.kernels.vectors import (
     F32,
     LANES,
     REGISTERS,
+    VECTOR,
     ZERO,
     Builder,
     Sums,
@@ -60,7 +62,8 @@ from terrine.sgd.kernels.vectors import (
 )
 from terrine.sgd.scratch import scratch
 
-SMALL = cancelling.SMALL
+SMALL, NEGLIGIBLE = cancelling.SMALL, cancelling.negligible(torch.float32)
+_LOST = ir.Constant(VECTOR, [cancelling.lost(torch.float32)] * LANES)
 HIGH, LONG = (4, 4) if REGISTERS >= 32 else (2, 4)
 STARTS, LINES, STEP, RUN, FOUND, INPUTS, INPUTS_ROOM, INPUTS_STEP, OUT_ROOM, OUT_STEP, ROOM = range(NEXT, NEXT + 11)
 
@@ -79,15 +82,14 @@ def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
         found.data_ptr(), image.strides[1], laid.data_ptr(), inputs_step,
         laid.data_ptr() + 4 * positions * inputs_step, out_step, laid.shape[1],
     )  # fmt: skip
-    doubtful = found < 0.0
-    if doubtful.any():
+    if n and not float(found.min()) >= 0.0:  # nan if any is
 
         def direct(some: Tensor) -> Tensor:
             part, outs = replace(image, pixels=image.pixels.index_select(0, some)), out.index_select(0, some)
             return gradients(part, outs, scratch("cancelling", (len(some), numbers), out))[1]
 
         numbers = image.lines * width * height
-        cancelling.replace(found, doubtful, -found, positions, numbers, direct)
+        cancelling.replace(found, found < 0.0, -found, positions, numbers, direct)
     return found, sums
 
 
@@ -132,7 +134,10 @@ def _squares(job: Any) -> None:
                 norm += tile if q + LONG > p else 2.0 * tile
                 alone += diagonal
         most = error * alone * alone
-        found[i] = -alone if most > SMALL * norm else norm
+        if most > SMALL * norm:
+            found[i] = -alone if alone > NEGLIGIBLE else alone * alone
+        else:
+            found[i] = norm
 
 
 @instruction(types.UniTuple(types.float32, 2), AT, TABLE, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
@@ -165,8 +170,9 @@ def _tile(builder: Builder, image: Value, starts: Value, lines: Value, step: Val
             kept.put([_inside(builder, one, some, p, q, positions) for some, one in zip(places, products, strict=True)])
     products = kept.values()
     with builder.if_then(builder.icmp_signed("<", p, builder.add(q, number(LONG)))):
-        roots = [_on_diagonal(builder, one, some, p, q) for some, one in zip(places, products, strict=True)]
-        alone.put([added(builder, roots)])
+        pairs = zip(places, inner, outer, strict=True)
+        lengths = [_on_diagonal(builder, one, other, some, p, q, positions) for some, one, other in pairs]
+        alone.put([added(builder, lengths)])
     return total(builder, added(builder, products)), total(builder, alone.values()[0])
 
 
@@ -180,7 +186,11 @@ def _inside(builder: Builder, products: Value, places: Places, p: Value, q: Valu
     return builder.select(builder.and_(high, wide), products, ZERO)
 
 
-def _on_diagonal(builder: Builder, products: Value, places: Places, p: Value, q: Value) -> Value:
-    """The roots of products of a row and the same column, 0 for the others."""
+def _on_diagonal(
+    builder: Builder, inner: Value, outer: Value, places: Places, p: Value, q: Value, positions: Value
+) -> Value:
+    """|in_p| |out_p|, each rounded up, where a row and a column are the same one, 0 for the others."""
     same = equal(builder, [row - column for row, column in places], builder.sub(p, q))
-    return builder.select(same, root(builder, products), ZERO)
+    there = builder.and_(same, below(builder, [row for row, _ in places], p, positions))
+    lengths = [root(builder, builder.fadd(one, _LOST)) for one in (inner, outer)]
+    return builder.select(there, builder.fmul(*lengths), ZERO)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, in_order, squared_rows, wide
+from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, in_order, lengths, wide
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.tape import Use, rule_for
 
@@ -98,7 +98,7 @@ class Bags:
             return self.gradients.new_zeros(len(self.gradients))
         again = key[1:] == key[:-1]
         shape = self._counted(key, again) if share is None else self._shared(key, again, share)
-        return squared_rows(self.gradients).mul_(shape)
+        return lengths(self.gradients).mul_(shape.double().sqrt_()).square_()
 
     def _counted(self, key: Tensor, again: Tensor) -> Tensor:
         """The squares of how often each bag has each of its tokens: c^2 = c + 2 (0 + 1 + ... + c - 1)."""
