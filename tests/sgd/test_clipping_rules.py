@@ -13,6 +13,7 @@ from oracle import assert_same, loop
 from torch import nn
 from torch.nn import functional
 
+from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import Recorder, clipped_sum, convolved
 from terrine.sgd.clipping.contribution import Lookup
 
@@ -349,6 +350,35 @@ def test_bags_between_offsets():
         sums += grad * min(1.0, CLIP / norms[-1] if norms[-1] else 1.0)
     result = clipped_sum(model, criterion, (flat, offsets), y, clip=CLIP)
     assert_same(result, ({"weight": sums}, torch.tensor(norms, dtype=torch.float64)))
+
+
+def test_bags_between_offsets_that_no_rule_follows_are_refused():
+    model = nn.EmbeddingBag(11, 6, mode="max").double()
+    x, y = (torch.arange(11), torch.tensor([0, 3, 4, 7])), torch.linspace(0, 1, 4).double()
+    with pytest.raises(InvalidArgument, match="rows of a matrix"):
+        clipped_sum(model, criterion, x, y, clip=CLIP)
+
+
+def _unfollowed(s, x):
+    """x * w in a way that no rule follows."""
+    return torch.stack([x, s.w.expand_as(x)], 1).prod(1)
+
+
+def test_what_all_examples_share_may_need_the_slow_way():
+    torch.manual_seed(4)
+    shared, w = R(6, 11).double(), raw(6)
+    model = Net(lambda s, x, shared: _unfollowed(s, x) @ shared, w=w).double()
+    x, y = R(N, 6).double(), torch.linspace(0, 1, N).double()
+    expected = loop(Net(lambda s, x: (x * s.w) @ shared, w=model.w), criterion, x, y, CLIP)
+    assert_same(clipped_sum(model, criterion, (x, shared), y, clip=CLIP), expected)
+
+
+def test_what_vmap_has_no_word_for_takes_the_loop():
+    torch.manual_seed(4)
+    model = Net(lambda s, x, kind: _unfollowed(s, x) * {"double": 2.0}[kind], w=raw(6)).double()
+    x, y = R(N, 6).double(), torch.linspace(0, 1, N).double()
+    expected = loop(Net(lambda s, x: 2.0 * x * s.w, w=model.w), criterion, x, y, CLIP)
+    assert_same(clipped_sum(model, criterion, (x, "double"), y, clip=CLIP), expected)
 
 
 def test_weighted_bags():
