@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 from oracle import assert_same, loop
@@ -115,6 +116,21 @@ def test_a_bound_is_a_positive_number(lot, clip):
     model, x, y = lot
     with pytest.raises(InvalidArgument):
         clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=Flat(clip))
+
+
+@pytest.mark.parametrize("clip", ["1", None, [1.0], {"0": 1.0}, Flat, True, 0.0])
+def test_what_is_no_clipping_rule_is_refused(lot, clip):
+    model, x, y = lot
+    with pytest.raises(InvalidArgument, match="clip="):
+        clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=clip)
+
+
+def test_a_bound_may_be_any_number(lot):
+    model, x, y = lot
+    wanted = clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=0.5).sums
+    for clip in (np.float32(0.5), torch.tensor(0.5)):
+        found = clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=clip).sums
+        assert all(torch.equal(found[name], total) for name, total in wanted.items())
 
 
 def test_a_layer_without_a_bound_is_named(lot):
