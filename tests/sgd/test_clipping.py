@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 from oracle import assert_same, loop
@@ -117,6 +118,21 @@ def test_a_bound_is_a_positive_number(lot, clip):
         clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=Flat(clip))
 
 
+@pytest.mark.parametrize("clip", ["1", None, [1.0], {"0": 1.0}, Flat, True, 0.0])
+def test_what_is_no_clipping_rule_is_refused(lot, clip):
+    model, x, y = lot
+    with pytest.raises(InvalidArgument, match="clip="):
+        clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=clip)
+
+
+def test_a_bound_may_be_any_number(lot):
+    model, x, y = lot
+    wanted = clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=0.5).sums
+    for clip in (np.float32(0.5), torch.tensor(0.5)):
+        found = clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=clip).sums
+        assert all(torch.equal(found[name], total) for name, total in wanted.items())
+
+
 def test_a_layer_without_a_bound_is_named(lot):
     model, x, y = lot
     with pytest.raises(InvalidArgument, match=r"2\.weight"):
@@ -174,6 +190,16 @@ def test_half_precision_is_summed_in_single(lot):
         assert result.norms.dtype == torch.float32
         for name, total in exact.sums.items():
             torch.testing.assert_close(result.sums[name], total, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [lambda: nn.LayerNorm(8), lambda: nn.GroupNorm(2, 8), lambda: nn.RMSNorm(8)])
+def test_sums_are_not_rounded_to_half_precision(kind, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), kind(), nn.Linear(8, 8), kind()).to(dtype)
+    x, y = torch.randn(60, 5).to(dtype), torch.randint(8, (60,))
+    for total in clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=0.5).sums.values():
+        assert (total.to(dtype).float() != total).float().mean() > 0.5
 
 
 def test_what_no_rule_follows_is_exact_by_vmap_and_said_once(caplog):

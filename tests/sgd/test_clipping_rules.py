@@ -13,6 +13,7 @@ from oracle import assert_same, loop
 from torch import nn
 from torch.nn import functional
 
+from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import Recorder, clipped_sum, convolved
 from terrine.sgd.clipping.contribution import Lookup
 
@@ -60,6 +61,13 @@ def criterion(out, y):
     return (flat * weights).sum(1).tanh() * (1 + y) + flat.square().mean(1)
 
 
+def _chain(w, use):
+    """A use of every link of a chain in which each link is made from all before."""
+    centred = w - w.mean()
+    scaled = centred / centred.norm() + w
+    return use(w) + use(centred).tanh() + use(scaled * centred)
+
+
 R = torch.randn
 CASES = {
     # linear maps
@@ -89,6 +97,10 @@ CASES = {
         R(N, 1, 6, 6),
     ),
     "conv, deep": lambda: (nn.Sequential(nn.Conv2d(24, 40, 2), nn.Tanh(), nn.Conv2d(40, 30, 1)), R(N, 24, 3, 3)),
+    "conv on one pixel": lambda: (
+        nn.Sequential(nn.Conv2d(3, 16, 1), nn.Tanh(), nn.Conv2d(16, 8, 1, stride=(4, 7), padding=(1, 0))),
+        R(N, 3, 1, 1),
+    ),
     "conv1d": lambda: (
         nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv1d(4, 2, 3, stride=2)),
         R(N, 3, 9),
@@ -102,6 +114,14 @@ CASES = {
     ),
     "transposed conv1d": lambda: (nn.ConvTranspose1d(4, 6, 3, stride=2, dilation=2), R(N, 4, 4)),
     "transposed conv3d": lambda: (nn.ConvTranspose3d(2, 3, 2, stride=2), R(N, 2, 2, 3, 2)),
+    "transposed conv, a stride or more left over": lambda: (
+        nn.Sequential(
+            nn.ConvTranspose2d(3, 4, 2, padding=1, dilation=(3, 2), output_padding=(2, 1)),
+            nn.Tanh(),
+            nn.ConvTranspose2d(4, 4, 2, dilation=3, output_padding=2, groups=2),
+        ),
+        R(N, 3, 4, 5),
+    ),
     "conv on folded examples": lambda: (
         Net(lambda s, x: s.c(x.reshape(-1, 1, 5, 5)).reshape(x.shape[0], -1), c=nn.Conv2d(1, 2, 3)),
         R(N, 3, 5, 5),
@@ -122,6 +142,10 @@ CASES = {
     "bag, mean and padding": lambda: (
         nn.EmbeddingBag(11, 6, padding_idx=1),
         torch.cat([words(N, 5), torch.full((N, 1), 3)], 1),
+    ),
+    "bag, mean, one of padding alone": lambda: (
+        nn.EmbeddingBag(11, 6, padding_idx=1),
+        torch.cat([words(N - 1, 5), torch.ones(1, 5, dtype=torch.long)]),
     ),
     "positions by table": lambda: (
         Net(lambda s, x: s.l(x + s.p(torch.arange(x.shape[1]))), l=nn.Linear(6, 3), p=nn.Embedding(9, 6)),
@@ -240,6 +264,41 @@ CASES = {
         R(N, 2, 4, 4),
     ),
     "weight norm": lambda: (torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), R(N, 6)),
+    "weight from which its mean is taken": lambda: (
+        Net(lambda s, x: functional.linear(x, s.w - s.w.mean(1, keepdim=True)), w=raw(3, 6)),
+        R(N, 6),
+    ),
+    "weight over its deviation": lambda: (Net(lambda s, x: x @ (s.w / s.w.std()), w=raw(6, 3)), R(N, 4, 6)),
+    "weight over its norm": lambda: (Net(lambda s, x: functional.linear(x, s.w / s.w.norm()), w=raw(3, 6)), R(N, 6)),
+    "weight with a gate": lambda: (
+        Net(lambda s, x: functional.linear(x, s.w * s.w.sigmoid()) + x @ s.w.T, w=raw(3, 6)),
+        R(N, 6),
+    ),
+    "weight through a view twice": lambda: (
+        Net(lambda s, x: functional.linear(x, s.w[:3] * s.w[3:].tanh() + s.w[:3]), w=raw(6, 6)),
+        R(N, 6),
+    ),
+    "weight changed in place": lambda: (
+        Net(lambda s, x: functional.linear(x, s.w.sin().mul_(s.w)), w=raw(3, 6)),
+        R(N, 6),
+    ),
+    "standardised convolution": lambda: (
+        Net(
+            lambda s, x: functional.conv2d(
+                x, (s.w - s.w.mean((1, 2, 3), keepdim=True)) / s.w.std((1, 2, 3), keepdim=True)
+            ),
+            w=raw(3, 2, 3, 3),
+        ),
+        R(N, 2, 5, 5),
+    ),
+    "spectral norm": lambda: (
+        torch.nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)).eval(),
+        R(N, 6),
+    ),
+    "chain over its own parts": lambda: (
+        Net(lambda s, x: _chain(s.w, lambda w: functional.linear(x, w)), w=raw(3, 6)),
+        R(N, 6),
+    ),
     # sharing and freezing
     "used twice": lambda: (Net(lambda s, x: s.l(s.l(x).tanh()), l=nn.Linear(6, 6)), R(N, 6)),
     "two views of one example": lambda: (Net(lambda s, x: s.l(x[:, 0]) * s.l(x[:, 1]), l=nn.Linear(6, 3)), R(N, 2, 6)),
@@ -293,10 +352,51 @@ def test_bags_between_offsets():
     assert_same(result, ({"weight": sums}, torch.tensor(norms, dtype=torch.float64)))
 
 
+def test_bags_between_offsets_that_no_rule_follows_are_refused():
+    model = nn.EmbeddingBag(11, 6, mode="max").double()
+    x, y = (torch.arange(11), torch.tensor([0, 3, 4, 7])), torch.linspace(0, 1, 4).double()
+    with pytest.raises(InvalidArgument, match="rows of a matrix"):
+        clipped_sum(model, criterion, x, y, clip=CLIP)
+
+
+def _unfollowed(s, x):
+    """x * w in a way that no rule follows."""
+    return torch.stack([x, s.w.expand_as(x)], 1).prod(1)
+
+
+def test_what_all_examples_share_may_need_the_slow_way():
+    torch.manual_seed(4)
+    shared, w = R(6, 11).double(), raw(6)
+    model = Net(lambda s, x, shared: _unfollowed(s, x) @ shared, w=w).double()
+    x, y = R(N, 6).double(), torch.linspace(0, 1, N).double()
+    expected = loop(Net(lambda s, x: (x * s.w) @ shared, w=model.w), criterion, x, y, CLIP)
+    assert_same(clipped_sum(model, criterion, (x, shared), y, clip=CLIP), expected)
+
+
+def test_what_vmap_has_no_word_for_takes_the_loop():
+    torch.manual_seed(4)
+    model = Net(lambda s, x, kind: _unfollowed(s, x) * {"double": 2.0}[kind], w=raw(6)).double()
+    x, y = R(N, 6).double(), torch.linspace(0, 1, N).double()
+    expected = loop(Net(lambda s, x: 2.0 * x * s.w, w=model.w), criterion, x, y, CLIP)
+    assert_same(clipped_sum(model, criterion, (x, "double"), y, clip=CLIP), expected)
+
+
 def test_weighted_bags():
     torch.manual_seed(4)
     model = Net(lambda s, t, w: s.b(t, per_sample_weights=w), b=nn.EmbeddingBag(11, 6, mode="sum")).double()
     x, y = (words(N, 7), R(N, 7).double()), torch.linspace(0, 1, N).double()
+    assert_same(clipped_sum(model, criterion, x, y, clip=CLIP), loop(model, criterion, x, y, CLIP))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_packed_sequences_take_the_slow_exact_way(kind):
+    def forward(s, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(s.l(x), lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(s.r(packed)[0], batch_first=True)[0].sum(1)
+
+    torch.manual_seed(4)
+    model = Net(forward, l=nn.Linear(6, 3), r=kind(3, 4, batch_first=True)).double()
+    x, y = (R(N, 6, 6).double(), torch.tensor([6, 3, 1, 2, 5])), torch.linspace(0, 1, N).double()
     assert_same(clipped_sum(model, criterion, x, y, clip=CLIP), loop(model, criterion, x, y, CLIP))
 
 
@@ -317,9 +417,21 @@ WAYS = {
     "as measured": {"_KEPT": convolved._KEPT},
     "direct": {"_KEPT": 0.0},
     "direct, one example at a time": {"_KEPT": 0.0, "_CACHE": 1},
-    "ghost, sum by product": {"_KEPT": 1e30, "_FEW": 1 << 30, "_LARGE": 1},
-    "ghost, sum by library": {"_KEPT": 1e30, "_FEW": 0},
+    "ghost, sum by product": {"_KEPT": 1e30, "_LARGE": 1},
+    "ghost, sum by library": {"_KEPT": 1e30},
 }  # costs that force each way a convolution can take
+BY_PRODUCT = {"ghost, sum by product": True, "ghost, sum by library": False}
+
+
+def _sums(way):
+    """Have convolutions that can add up by a product of matrices do so, or not, as the way says."""
+    chosen = convolved.Convolved._is_product
+    if way in BY_PRODUCT:
+
+        def chosen(self):
+            return BY_PRODUCT[way] and self._rows is None and self.geometry.groups == 1
+
+    return mock.patch.object(convolved.Convolved, "_is_product", chosen)
 
 
 @settings(max_examples=90, deadline=None)
@@ -338,7 +450,7 @@ def test_convolutions_of_every_shape(data, way):
     torch.manual_seed(data.draw(st.integers(0, 99)))
     model = kind(each, out, kernel, stride, padding, dilation=tuple(dilation), groups=groups, bias=bias).double()
     x, y = R(3, each, *sizes).double(), torch.linspace(0, 1, 3).double()
-    with mock.patch.multiple(convolved, **WAYS[way]):
+    with mock.patch.multiple(convolved, **WAYS[way]), _sums(way):
         clipped = clipped_sum(model, criterion, x, y, clip=CLIP)
     assert_same(clipped, loop(model, criterion, x, y, CLIP))
 

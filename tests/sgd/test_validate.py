@@ -39,6 +39,14 @@ def test_tables_that_reach_around_clipping(module):
     validate(fix(module))
 
 
+def test_a_module_of_two_names_is_replaced_under_both_and_stays_one():
+    norm = nn.BatchNorm1d(4)
+    model = fix(nn.Sequential(nn.Linear(3, 4), norm, nn.ReLU(), nn.Sequential(norm)))
+    validate(model)
+    assert isinstance(model[1], nn.GroupNorm)
+    assert model[1] is model[3][0]
+
+
 def test_both_doors_are_guarded():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     with pytest.raises(InvalidArgument, match="1: BatchNorm1d"):

@@ -53,8 +53,11 @@ def fix(model: nn.Module) -> nn.Module:
     normalisation and sparse, renormalised or frequency-scaled embeddings are switched off.
     """
     model = copy.deepcopy(model)
-    for path, module in list(model.named_modules()):
-        replacement = _replacement(module)
+    made: dict[nn.Module, nn.Module | None] = {}  # a module of several names stays one
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if module not in made:
+            made[module] = _replacement(module)
+        replacement = made[module]
         if replacement is None:
             continue
         log.warning("fix: %s: %s becomes %s", path or "the model itself", module, replacement)

@@ -11,6 +11,7 @@ work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -22,7 +23,7 @@ from torch.nn import functional
 
 from terrine.sgd import kernels, products
 from terrine.sgd.clipping import workspace
-from terrine.sgd.kernels import Image
+from terrine.sgd.kernels import Image, cancelling
 
 
 class Contribution(Protocol):
@@ -83,12 +84,16 @@ class Outer:
     inputs: Tensor
     gradients: Tensor
     shape: tuple[int, ...]
-    input_squares: Tensor | None = None  # |in_i|^2 where it is known already
-    gradient_squares: Tensor | None = None  # |out_i|^2
+    input_lengths: Tensor | None = None  # |in_i| where it is known already
+    gradient_lengths: Tensor | None = None  # |out_i|
     _rows: Tensor | None = field(default=None, repr=False)
     _turned: bool = field(default=False, repr=False)  # rows are (d, e), not (e, d)
     _squares: Tensor | None = field(default=None, repr=False)
     _sums: Tensor | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.inputs.shape[1] > 1:
+            self.inputs, self.gradients = _side_by_side(self.inputs), _side_by_side(self.gradients)
 
     def squares(self) -> Tensor:
         if self._squares is None:
@@ -105,9 +110,10 @@ class Outer:
         n, positions, width = self.inputs.shape
         height = self.gradients.shape[2]
         if positions == 1:
-            inputs, gradients = self.input_squares, self.gradient_squares
-            inputs = squared_rows(self.inputs.flatten(1)) if inputs is None else inputs
-            return inputs * (squared_rows(self.gradients.flatten(1)) if gradients is None else gradients)
+            inputs, gradients = self.input_lengths, self.gradient_lengths
+            inputs = lengths(self.inputs.flatten(1)) if inputs is None else inputs
+            gradients = lengths(self.gradients.flatten(1)) if gradients is None else gradients
+            return (inputs * gradients).square_()
         compiled = kernels.take(self.inputs, self.gradients)
         prefers = kernels.prefers_direct if compiled else prefers_direct
         if prefers(positions, width, height) and workspace.fits(n * width * height, self.gradients):
@@ -121,7 +127,9 @@ class Outer:
             return squares
         inner = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
         outer = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
-        return inner.mul_(outer).sum((1, 2))
+        (_, positions, width), height = self.inputs.shape, self.gradients.shape[2]
+        squares, alone = cancelling.summed(inner, outer)
+        return cancelling.settled(squares, alone, width + height, positions, width * height, self._some_squares)
 
     def made(self, factor: Tensor) -> Tensor | None:
         """The weighted sum in memory of its own, where that is faster."""
@@ -165,6 +173,10 @@ class Outer:
 
     def drop(self, examples: Tensor) -> Outer:
         return Outer(without(self.inputs, examples), without(self.gradients, examples), self.shape)
+
+    def _some_squares(self, examples: Tensor) -> Tensor:
+        rows = torch.bmm(self.gradients[examples].transpose(1, 2), self.inputs[examples])
+        return squared_rows(rows.flatten(1))
 
     def _direct_squares(self) -> Tensor:
         """The gradients themselves, and their squared norms."""
@@ -237,14 +249,14 @@ class Lookup:
 
     @property
     def _rows(self) -> Tensor:
-        rows = self.gradients.flatten(0, 1)
-        return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+        return wide(self.gradients.flatten(0, 1))
 
     def dense(self) -> Tensor:
         n, _, width = self.gradients.shape
         order = torch.arange(n, device=self.tokens.device).view(-1, 1) * self.shape[0]
-        table = self.gradients.new_zeros(n * self.shape[0], width)
-        table.index_add_(0, (self.tokens + order).flatten(), self.gradients.flatten(0, 1))
+        rows = self._rows
+        table = rows.new_zeros(n * self.shape[0], width)
+        table.index_add_(0, (self.tokens + order).flatten(), rows)
         return table.view(n, *self.shape)
 
     def drop(self, examples: Tensor) -> Lookup:
@@ -269,7 +281,7 @@ def together(parts: list[Contribution]) -> Contribution:
             torch.cat([part.gradients for part in lookups], 1),
             lookups[0].shape,
         )
-    total = parts[0].dense().clone()
+    total = wide(parts[0].dense()).clone()
     for part in parts[1:]:
         total += part.dense()
     return Dense(total)
@@ -286,11 +298,26 @@ def kept(part: Contribution) -> int:
     return 0 if rows is None else rows.numel() * rows.element_size()
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """At least float32: norms and sums are never taken in half precision."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
 def squared_rows(rows: Tensor) -> Tensor:
     """|row|^2 of every row, in float32 or wider."""
-    rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(wide(rows), dim=1)
     return norms.square_()
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """|row| of every row, in float32 or wider, for products: one may be as small as another is large."""
+    norms: Tensor = torch.linalg.vector_norm(wide(rows), dim=1)
+    return rounded_up(norms, rows.shape[1])
+
+
+def rounded_up(norms: Tensor, width: int) -> Tensor:
+    """Norms of so many numbers, in place, with all that squares can lose below the smallest number there is."""
+    return norms.add_(math.sqrt(width * torch.finfo(norms.dtype).tiny))
 
 
 def prefers_direct(positions: int, width: int, height: int) -> bool:
@@ -311,6 +338,11 @@ WIDE = 1 << 12  # numbers of a gradient from which on the library's sums of rows
 CACHED = 1 << 18  # numbers that stay in a core's cache from one operation to the next
 
 SHORT = 48  # into a wide matrix of few rows, products go faster by so few positions at a time
+
+
+def _side_by_side(rows: Tensor) -> Tensor:
+    """The same with the last dimension's numbers side by side, as kernels want them."""
+    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
 
 
 def _scaled(rows: Tensor, factor: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, square
 from terrine.sgd.clipping.depthwise import gradients, is_depthwise
 from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.patches import Geometry
-from terrine.sgd.kernels import Image
+from terrine.sgd.kernels import Image, cancelling
 from terrine.sgd.scratch import scratch
 
 _CACHE = 2 << 20  # bytes laid out at once, for each thread
@@ -98,15 +98,20 @@ class Convolved:
         if compiled is not None:
             squares, self._sums = compiled.squares(outs)
             return squares
-        squares = outs.new_empty(len(outs))
+        squares, alone = outs.new_empty(2, len(outs))
         step = self._step(_CACHE, prod(self.image.shape[1:-1]) ** 2)
         inner = patches.products(self.geometry, self.image, step)
         outer = scratch("outer", (step, outs.shape[1], outs.shape[1]), outs)
         for start, stop in chunks(len(outs), step):
             part, gram = outs[start:stop], outer[: stop - start]
             torch.bmm(part, part.transpose(1, 2), out=gram)
-            torch.linalg.vecdot(inner(start, stop).flatten(1), gram.flatten(1), out=squares[start:stop])
-        return squares
+            squares[start:stop], alone[start:stop] = cancelling.summed(inner(start, stop), gram)
+        steps, numbers = prod(self.shape[1:]) + outs.shape[2], prod(self.shape)
+        return cancelling.settled(squares, alone, steps, outs.shape[1], numbers, self._some_squares)
+
+    def _some_squares(self, examples: Tensor) -> Tensor:
+        part = Convolved(self.image[examples], self.out[examples], self.geometry, self.shape)
+        return part._laid_out(scratch("cancelling", (len(examples), prod(self.shape)), self.out))
 
     def _direct(self) -> tuple[Tensor, Tensor]:
         """The gradients, and their squared norms."""
@@ -119,22 +124,23 @@ class Convolved:
                 self._rows = workspace.empty(len(self.out), prod(self.shape), self.out)
                 self._turned, self._squares, self._sums = compiled.gradients(self.out.flatten(1, -2), self._rows)
             else:
-                self._rows, self._squares = self._laid_out()
+                self._rows = workspace.empty(len(self.out), prod(self.shape), self.out)
+                self._squares = self._laid_out(self._rows)
             self.image = self.out = self.out[:0]  # all that is needed of them is in the rows
         return self._rows, self._squares
 
-    def _laid_out(self) -> tuple[Tensor, Tensor]:
-        """The same from patches of a few examples at a time, the norms while each is still in cache."""
+    def _laid_out(self, rows: Tensor) -> Tensor:
+        """Fill `rows` from patches of a few examples at a time, and square each while it is still in cache."""
         n, groups = len(self.image), self.geometry.groups
         step = self._step(_CACHE, self._patch_numbers())
         layout = patches.patches(self.geometry, self.image, step)
         left = self.out.flatten(1, -2).unflatten(2, (groups, -1)).movedim(1, -1)
-        rows, norms = workspace.empty(n, prod(self.shape), self.out), self.out.new_empty(n)
+        norms = self.out.new_empty(n)
         for start, stop in chunks(n, step):
             target = rows[start:stop].view((stop - start) * groups, left.shape[2], -1)
             torch.bmm(left[start:stop].flatten(0, 1), layout(start, stop).flatten(0, 1), out=target)
             torch.linalg.vector_norm(rows[start:stop], dim=1, out=norms[start:stop])
-        return rows, norms.square_()
+        return norms.square_()
 
     def _summed(self, factor: Tensor) -> Tensor:
         """The weighted sum, shaped as the parameter."""

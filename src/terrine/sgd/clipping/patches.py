@@ -103,7 +103,7 @@ def products(geometry: Geometry, image: Tensor, most: int) -> Callable[[int, int
             shifts = [k * dilation - low for k in range(geometry.kernel[axis])]
             if axis == last and stride == 1:
                 return _along_lines(gram, shifts, before, size, place)
-            gram = _along(gram, shifts, before, size, place, stride)
+            gram = _along(gram, f"summed {axis}", shifts, before, size, place, stride)
             before *= place
         return gram
 
@@ -137,11 +137,11 @@ def _copy(
     return lambda here: target[: here.stop - here.start].copy_(source[here])
 
 
-def _along(gram: Tensor, shifts: list[int], before: int, size: int, place: int, stride: int) -> Tensor:
+def _along(gram: Tensor, purpose: str, shifts: list[int], before: int, size: int, place: int, stride: int) -> Tensor:
     """(n, before * size * after, the same) summed along one dimension of the kernel: `place` where `size` was."""
     n, after = len(gram), gram.shape[1] // (before * size)
     source = gram.view(n, *(before, size, after) * 2)
-    total = scratch(f"summed {before} {after}", (n, *(before, place, after) * 2), gram)
+    total = scratch(purpose, (n, *(before, place, after) * 2), gram)
     parts = []
     for shift in shifts:
         first, stop = max(0, -(shift // stride)), min(place, (size - 1 - shift) // stride + 1)

@@ -6,7 +6,8 @@ contribute flows back to the parameter at the end:
 
     view       the same numbers at other places; disjoint views need no cross terms
     lookup     rows of a table by fixed positions: a `Lookup`
-    computed   per-example gradients through the small graph that made it
+    computed   per-example gradients through the small graph that made it, straight to the parameters: whatever lies
+               between is part of that graph, and may be used twice in it (`w / w.norm()`)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, together
+from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, together, wide
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +45,7 @@ def settle(pieces: list[Piece], examples: int) -> None:
     """Carry every derived piece's contributions to the parameters, the last made first."""
     for piece in reversed(pieces):
         if piece.parents and piece.contributions and not is_view(piece):
-            _to_parents(piece, together(piece.contributions), examples)
+            _carry(piece, together(piece.contributions), examples)
 
 
 def is_view(piece: Piece) -> bool:
@@ -92,7 +93,7 @@ class Views:
                 view.add_(target)
 
     def dense(self) -> Tensor:
-        parts = [part.dense() for part in self.parts]
+        parts = [wide(part.dense()) for part in self.parts]
         rows = parts[0].new_zeros(len(parts[0]), self._numbers())
         for part, (size, stride, offset) in zip(parts, self.places, strict=True):
             rows.as_strided((len(rows), *size), (rows.shape[1], *stride), offset).add_(part)
@@ -115,7 +116,7 @@ def _place(view: Tensor, base: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]
     return tuple(view.shape), tuple(view.stride()), int(view.storage_offset()) - int(base.storage_offset())
 
 
-def _to_parents(piece: Piece, total: Contribution, examples: int) -> None:
+def _carry(piece: Piece, total: Contribution, examples: int) -> None:
     rows = total.dense()
     if piece.tokens is not None:
         tokens = piece.tokens.reshape(1, -1).expand(examples, -1)
@@ -123,11 +124,23 @@ def _to_parents(piece: Piece, total: Contribution, examples: int) -> None:
         flat = rows.reshape(examples, tokens.shape[1], -1)
         table.contributions.append(Lookup(tokens, flat, tuple(table.value.shape)))
         return
-    sources = [parent.graph for parent in piece.parents]
+    roots = _roots(piece)
     with torch.enable_grad():
         gradients: Any = torch.autograd.grad(
-            piece.graph, sources, rows, is_grads_batched=True, retain_graph=True, allow_unused=True
+            piece.graph,
+            [root.graph for root in roots],
+            rows.to(piece.graph.dtype),
+            is_grads_batched=True,
+            retain_graph=True,
+            allow_unused=True,
         )
-    for parent, gradient in zip(piece.parents, gradients, strict=True):
+    for root, gradient in zip(roots, gradients, strict=True):
         if gradient is not None:
-            parent.contributions.append(Dense(gradient.detach()))
+            root.contributions.append(Dense(wide(gradient.detach())))
+
+
+def _roots(piece: Piece) -> list[Piece]:
+    """The parameters that a piece is made from, each once."""
+    if not piece.parents:
+        return [piece]
+    return list(dict.fromkeys(root for parent in piece.parents for root in _roots(parent)))

@@ -99,8 +99,13 @@ class Automatic:
 
 
 def as_rule(clip: float | ClippingRule) -> ClippingRule:
-    """A number is a flat bound."""
-    return Flat(clip) if isinstance(clip, int | float) else clip
+    """A number is a flat bound.
+
+    Raises: InvalidArgument for what is neither a number above 0 nor a rule.
+    """
+    if hasattr(clip, "factors") and hasattr(clip, "bound"):
+        return clip
+    return Flat(check.number("clip", clip, "a number > 0 or a clipping rule", "PerLayer takes a bound for each layer"))
 
 
 def _bound(name: str, value: float) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, squared_rows, without
+from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, squared_rows, wide, without
 from terrine.sgd.clipping.piece import Piece
 
 SMALL = 1 << 14
@@ -65,7 +65,7 @@ class Vector:
     __slots__ = ("_squares", "rows")
 
     def __init__(self, rows: Tensor, squares: Tensor | None = None) -> None:
-        self.rows, self._squares = rows, squares
+        self.rows, self._squares = wide(rows), squares
 
     def squares(self) -> Tensor:
         if self._squares is None:

@@ -1,16 +1,17 @@
 """Compiled kernels: per-example norms and gradients, without a matrix that only they would need; and noise.
 
-    image.py     where patches lie on an image, and what can be asked of them
-    gram.py      norms by Gram matrices of which nothing is kept
-    outer.py     the gradients themselves, with their norms
-    weighted.py  their weighted sum
-    turning.py   a matrix turned
-    features.py  a weight with few outputs on wide features, with their norms
-    normals.py   noise, from bits to what is added
-    aes.py       the bits
-    dots.py      inner products, many at once
-    vectors.py   what loops are made of
-    team.py      the threads that run them, torch's own
+    image.py       where patches lie on an image, and what can be asked of them
+    gram.py        norms by Gram matrices of which nothing is kept
+    cancelling.py  norms that rounding could hide
+    outer.py       the gradients themselves, with their norms
+    weighted.py    their weighted sum
+    turning.py     a matrix turned
+    features.py    a weight with few outputs on wide features, with their norms
+    normals.py     noise, from bits to what is added
+    aes.py         the bits
+    dots.py        inner products, many at once
+    vectors.py     what loops are made of
+    team.py        the threads that run them, torch's own
 
 The compiler behind them is loaded when the first of them is needed.
 """

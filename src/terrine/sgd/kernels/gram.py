@@ -10,21 +10,26 @@ Large terms may cancel, and the sum of their rounding errors then be larger than
 
     u (steps + 24) (sum_p |in_p| |out_p|)^2,    u = 2^-24
 
-for as many steps as both inner products take in a lane. That is added wherever it is a hundredth or more; below, it
-could make a norm too small by 0.4% at the very worst, were all roundings to conspire. They amount to some 1e-6.
+for as many steps as both inner products take in a lane. Wherever that is a hundredth or more, the gradients themselves
+are made, see `cancelling.py`; below, it could make a norm too small by 0.4% at the very worst, were all roundings to
+conspire. They amount to some 1e-6.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+from llvmlite import ir
 from numba import types
 from torch import Tensor
 
+from terrine.sgd.kernels import cancelling
 from terrine.sgd.kernels.dots import dots
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
+from terrine.sgd.kernels.outer import gradients
 from terrine.sgd.kernels.team import (
     AT,
     ITEMS,
@@ -43,6 +48,7 @@ from terrine.sgd.kernels.vectors import (
     F32,
     LANES,
     REGISTERS,
+    VECTOR,
     ZERO,
     Builder,
     Sums,
@@ -56,6 +62,8 @@ from terrine.sgd.kernels.vectors import (
 )
 from terrine.sgd.scratch import scratch
 
+SMALL, NEGLIGIBLE = cancelling.SMALL, cancelling.negligible(torch.float32)
+_LOST = ir.Constant(VECTOR, [cancelling.lost(torch.float32)] * LANES)
 HIGH, LONG = (4, 4) if REGISTERS >= 32 else (2, 4)
 STARTS, LINES, STEP, RUN, FOUND, INPUTS, INPUTS_ROOM, INPUTS_STEP, OUT_ROOM, OUT_STEP, ROOM = range(NEXT, NEXT + 11)
 
@@ -74,6 +82,14 @@ def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
         found.data_ptr(), image.strides[1], laid.data_ptr(), inputs_step,
         laid.data_ptr() + 4 * positions * inputs_step, out_step, laid.shape[1],
     )  # fmt: skip
+    if n and not float(found.min()) >= 0.0:  # nan if any is
+
+        def direct(some: Tensor) -> Tensor:
+            part, outs = replace(image, pixels=image.pixels.index_select(0, some)), out.index_select(0, some)
+            return gradients(part, outs, scratch("cancelling", (len(some), numbers), out))[1]
+
+        numbers = image.lines * width * height
+        cancelling.replace(found, found < 0.0, -found, positions, numbers, direct)
     return found, sums
 
 
@@ -96,6 +112,7 @@ def _laid(source: int, step: int, positions: int, width: int, place: int, apart:
 
 @Kernel
 def _squares(job: Any) -> None:
+    """The squares, or the negative of sum_p |in_p| |out_p| where they are doubtful."""
     worker, found, positions = cleared(job), floats(job[FOUND]), job[POSITIONS]
     steps = job[LINES] * ((job[RUN] + LANES - 1) // LANES) + (job[HEIGHT] + LANES - 1) // LANES
     error = (steps + 24.0) * 2.0**-24
@@ -117,7 +134,10 @@ def _squares(job: Any) -> None:
                 norm += tile if q + LONG > p else 2.0 * tile
                 alone += diagonal
         most = error * alone * alone
-        found[i] = max(norm, 0.0) + most if most > 2.0**-7 * norm else norm
+        if most > SMALL * norm:
+            found[i] = -alone if alone > NEGLIGIBLE else alone * alone
+        else:
+            found[i] = norm
 
 
 @instruction(types.UniTuple(types.float32, 2), AT, TABLE, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
@@ -150,8 +170,9 @@ def _tile(builder: Builder, image: Value, starts: Value, lines: Value, step: Val
             kept.put([_inside(builder, one, some, p, q, positions) for some, one in zip(places, products, strict=True)])
     products = kept.values()
     with builder.if_then(builder.icmp_signed("<", p, builder.add(q, number(LONG)))):
-        roots = [_on_diagonal(builder, one, some, p, q) for some, one in zip(places, products, strict=True)]
-        alone.put([added(builder, roots)])
+        pairs = zip(places, inner, outer, strict=True)
+        lengths = [_on_diagonal(builder, one, other, some, p, q, positions) for some, one, other in pairs]
+        alone.put([added(builder, lengths)])
     return total(builder, added(builder, products)), total(builder, alone.values()[0])
 
 
@@ -165,7 +186,11 @@ def _inside(builder: Builder, products: Value, places: Places, p: Value, q: Valu
     return builder.select(builder.and_(high, wide), products, ZERO)
 
 
-def _on_diagonal(builder: Builder, products: Value, places: Places, p: Value, q: Value) -> Value:
-    """The roots of products of a row and the same column, 0 for the others."""
+def _on_diagonal(
+    builder: Builder, inner: Value, outer: Value, places: Places, p: Value, q: Value, positions: Value
+) -> Value:
+    """|in_p| |out_p|, each rounded up, where a row and a column are the same one, 0 for the others."""
     same = equal(builder, [row - column for row, column in places], builder.sub(p, q))
-    return builder.select(same, root(builder, products), ZERO)
+    there = builder.and_(same, below(builder, [row for row, _ in places], p, positions))
+    lengths = [root(builder, builder.fadd(one, _LOST)) for one in (inner, outer)]
+    return builder.select(there, builder.fmul(*lengths), ZERO)

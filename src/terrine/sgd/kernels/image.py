@@ -35,6 +35,7 @@ class Image:
         """|g_i|^2 for g_i = sum_p out_ip patch_ip^T, and sum_p out_ip: `out` (n, positions, e)."""
         from terrine.sgd.kernels.gram import squares
 
+        self._refuse_others(out)
         return squares(self, out)
 
     def gradients(self, out: Tensor, rows: Tensor) -> tuple[bool, Tensor, Tensor]:
@@ -44,7 +45,21 @@ class Image:
         """
         from terrine.sgd.kernels.outer import gradients
 
+        self._refuse_others(out)
+        if rows.shape != (len(out), self.lines * self.run * out.shape[2]) or not rows.is_contiguous():
+            raise ValueError(f"rows {tuple(rows.shape)}: want a place for every number of {len(out)} gradients")
         return gradients(self, out, rows)
+
+    def _refuse_others(self, out: Tensor) -> None:
+        """Kernels read wherever they are told to: what they are told has to be in memory."""
+        (n, _, _, channels), (_, _, column, side) = self.pixels.shape, self.pixels.stride()
+        (high, wide), positions = self.places, out.shape[1]
+        if min(high, wide) < 0 or (len(out), positions) != (n, high * wide):
+            raise ValueError(f"out {tuple(out.shape)}: want {n} examples of {high} x {wide} positions")
+        apart = (side != 1 and channels > 1) or (out.stride(2) != 1 and out.shape[2] > 1)
+        lines = self.framed or self.kernel[1] > 1
+        if apart or (lines and column != channels and self.pixels.shape[2] > 1):
+            raise ValueError("want channels, and for a wide kernel a line's pixels, side by side in memory")
 
     @property
     def lines(self) -> int:

@@ -7,6 +7,7 @@ last in memory, where convolutions are fastest, unless the weight, which lies ot
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -15,12 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import folded
-from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.contribution import Contribution, Dense, wide
 from terrine.sgd.clipping.convolved import Convolved
 from terrine.sgd.clipping.convolving import convolve
 from terrine.sgd.clipping.patches import Geometry
 from terrine.sgd.clipping.piece import Piece
-from terrine.sgd.clipping.rules.linear import wide
 from terrine.sgd.clipping.single import vector
 from terrine.sgd.clipping.tape import COMPUTE, PREPARE, Use, rule_for
 
@@ -53,7 +53,22 @@ def transposed(use: Use, gradient: Tensor) -> Found:
         use.argument(7, "dilation", 1),
         use.argument(6, "groups", 1),
     )
-    return _found(use, gradient, use.argument(0, "input").detach(), gradient, geometry, weight, bias)
+    out = use.argument(0, "input").detach()
+    image, geometry = _cropped(gradient, out, geometry)
+    return _found(use, image, out, gradient, geometry, weight, bias)
+
+
+def _cropped(image: Tensor, out: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
+    """The image without what no patch of `out` reaches, where a patch more would fit in (output_padding >= stride)."""
+    sides = []
+    for axis, (low, high) in enumerate(geometry.padding, start=2):
+        kernel, stride, dilation = geometry.kernel[axis - 2], geometry.stride[axis - 2], geometry.dilation[axis - 2]
+        rest = low + image.shape[axis] + high - ((out.shape[axis] - 1) * stride + dilation * (kernel - 1) + 1)
+        if rest >= stride:
+            image = image.narrow(axis, 0, image.shape[axis] - max(rest - high, 0))
+            high = max(high - rest, 0)
+        sides.append((low, high))
+    return image, replace(geometry, padding=tuple(sides))
 
 
 def _found(
@@ -82,6 +97,32 @@ def _laid_out(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (image.contiguous() if _is_heavy(weight, image) else _last(image), weight, *others)
 
 
+def _laid_out_for_columns(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same, but one channel is never said to lie last where a stride leaves one column of the output.
+
+    The library reads beyond such an image.
+    """
+    image, weight, *others = args
+    if image.dim() not in (4, 5) or image.shape[1] > 1 or not _may_leave_one_column(image, weight, *others):
+        return _laid_out(args)
+    return (image.contiguous().squeeze(1).unsqueeze(1), weight, *others)
+
+
+def _may_leave_one_column(
+    image: Tensor,
+    weight: Tensor,
+    _bias: Any = None,
+    stride: Any = None,
+    padding: Any = None,
+    dilation: Any = 1,
+    *_: Any,
+) -> bool:
+    if stride is None or padding is None:
+        return True  # they may be among the arguments given by name
+    geometry = _geometry(weight, stride, padding, dilation, 1)
+    return geometry.stride[-1] > 1 and geometry.places(image.movedim(1, -1))[-1] <= 1
+
+
 def _is_heavy(weight: Tensor, image: Tensor) -> bool:
     """Whether to rearrange the weight would cost more than all that channels last would save."""
     return weight.is_contiguous() and weight.numel() >= HEAVY * image.numel()
@@ -102,11 +143,8 @@ def _layout(tensor: Tensor) -> torch.memory_format:
     return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
 
 
-PREPARE.update(
-    dict.fromkeys(
-        (functional.conv2d, functional.conv3d, functional.conv_transpose2d, functional.conv_transpose3d), _laid_out
-    )
-)
+PREPARE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _laid_out_for_columns))
+PREPARE.update(dict.fromkeys((functional.conv_transpose2d, functional.conv_transpose3d), _laid_out))
 
 
 def _computed(

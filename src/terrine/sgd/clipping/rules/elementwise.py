@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import FRONT, Unfollowed
-from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup
+from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, wide
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Use, rule_for
 
@@ -103,7 +103,7 @@ def reduced(full: Tensor, use: Use, shape: tuple[int, ...]) -> Tensor:
     """(n, *shape): `full`, as large as the output, summed per example to a parameter's broadcast shape."""
     axis, inner = use.where
     padded = (1,) * (full.dim() - len(shape)) + shape
-    full = full if full.dtype in (torch.float32, torch.float64) else full.float()
+    full = wide(full)
     if use.examples == 1:
         return full.sum_to_size(padded).reshape(1, *shape)
     if padded[axis] != 1:

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, in_order, squared_rows
+from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, in_order, lengths, wide
 from terrine.sgd.clipping.piece import Piece
-from terrine.sgd.clipping.rules.linear import wide
 from terrine.sgd.clipping.tape import Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
@@ -53,14 +52,15 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
         if mode == "mean":
             rows = rows / torch.bincount(bags, minlength=use.examples).clamp_(min=1).unsqueeze(1)
         return [(table, Bags(tokens, bags, None, rows, tuple(table.value.shape)))]
-    share = torch.ones_like(tokens, dtype=gradient.dtype) if weights is None else weights.detach().flatten()
+    rows = wide(gradient)
+    share = torch.ones_like(tokens, dtype=rows.dtype) if weights is None else wide(weights.detach().flatten())
     if padding is not None:
         share = share * (tokens != padding % table.value.shape[0])
     if mode == "mean":
         counted = share if padding is not None else torch.ones_like(share)
         size = counted.new_zeros(use.examples).index_add_(0, bags, counted)
-        share = share / size[bags]
-    return [(table, Bags(tokens, bags, wide(share), wide(gradient), tuple(table.value.shape)))]
+        share = share / size.clamp_(min=1)[bags]  # a bag of padding alone has none
+    return [(table, Bags(tokens, bags, share, rows, tuple(table.value.shape)))]
 
 
 class Bags:
@@ -98,7 +98,7 @@ class Bags:
             return self.gradients.new_zeros(len(self.gradients))
         again = key[1:] == key[:-1]
         shape = self._counted(key, again) if share is None else self._shared(key, again, share)
-        return squared_rows(self.gradients).mul_(shape)
+        return lengths(self.gradients).mul_(shape.double().sqrt_()).square_()
 
     def _counted(self, key: Tensor, again: Tensor) -> Tensor:
         """The squares of how often each bag has each of its tokens: c^2 = c + 2 (0 + 1 + ... + c - 1)."""

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from terrine.sgd import kernels, products
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, by_example
-from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, squared_rows
+from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, lengths, rounded_up, wide
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
 from terrine.sgd.clipping.single import SMALL, Single, vector
@@ -25,12 +25,12 @@ def linear(use: Use, gradient: Tensor) -> Found:
         return _once(inputs.detach(), gradient, weight, bias, use.extra)
     found = outer(use, inputs, gradient, weight, bias)
     if use.extra is not None and isinstance(found[0][1], Outer):
-        found[0][1].input_squares = use.extra
+        found[0][1].input_lengths = use.extra
     return found
 
 
 def _computed(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None] | None:
-    """The linear map by another way than the library's, where that is faster."""
+    """The linear map by another way than the library's, where that is faster; the inputs' lengths if known."""
     found = _in_one_pass(inputs, weight, bias)
     if found is not None:
         return found
@@ -39,13 +39,13 @@ def _computed(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> tup
 
 
 def _in_one_pass(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Output and squared input norms of fixed wide features, which come from memory once for both."""
+    """Output and lengths of fixed wide features, which come from memory once for both."""
     if inputs.requires_grad or inputs.dim() != 2 or inputs.numel() < 1 << 20:
         return None
     if inputs.shape[1] < 8 * weight.shape[0] or torch.is_autocast_enabled("cpu") or not kernels.take(inputs, weight):
         return None
     output, squares = kernels.applied(inputs, weight.detach())
-    return output if bias is None else output.add_(bias), squares
+    return output if bias is None else output.add_(bias), rounded_up(squares.sqrt_(), inputs.shape[1])
 
 
 COMPUTE[functional.linear] = _computed
@@ -86,41 +86,37 @@ def outer(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece | None, bias
     """The contributions of a linear map and of its bias."""
     gradients = wide(by_example(gradient, use.where, use.examples, 1))
     found: Found = []
-    known = squared_rows(gradients.flatten(1)) if gradients.shape[1] == 1 else None
+    known = lengths(gradients.flatten(1)) if gradients.shape[1] == 1 else None
     sums = gradients.flatten(1) if known is not None else None
     if weight is not None:
         rows = wide(by_example(inputs.detach(), use.where, use.examples, 1))
-        part = Outer(rows, gradients, tuple(weight.value.shape), gradient_squares=known)
+        part = Outer(rows, gradients, tuple(weight.value.shape), gradient_lengths=known)
         if sums is None and bias is not None and weight.simple:
             sums = part.out_sums()
         found.append((weight, part))
     if bias is not None:
-        found.append((bias, vector(bias, gradients.sum(1) if sums is None else sums, known)))
+        squares = None if known is None else known.square()
+        found.append((bias, vector(bias, gradients.sum(1) if sums is None else sums, squares)))
     return found
 
 
 def _once(inputs: Tensor, gradient: Tensor, weight: Piece | None, bias: Piece | None, known: Tensor | None) -> Found:
     """The same where every example has one position: `inputs` (n, d), `gradient` (n, e)."""
     found: Found = []
-    squares = squared_rows(gradient)
+    reach = lengths(gradient)
     if weight is not None and weight.simple and weight.value.numel() < SMALL:
-        norms = squared_rows(inputs) if known is None else known
-        found.append((weight, Single(inputs, gradient, norms.mul_(squares))))
+        norms = lengths(inputs) if known is None else known
+        found.append((weight, Single(inputs, gradient, norms.mul_(reach).square_())))
     elif weight is not None:
         shape = tuple(weight.value.shape)
-        found.append((weight, Outer(inputs.unsqueeze(1), gradient.unsqueeze(1), shape, known, squares)))
+        found.append((weight, Outer(inputs.unsqueeze(1), gradient.unsqueeze(1), shape, known, reach)))
     if bias is not None:
-        found.append((bias, vector(bias, gradient, squares)))
+        found.append((bias, vector(bias, gradient, reach.square())))
     return found
 
 
 def _is_plain(inputs: Tensor, gradient: Tensor) -> bool:
     return inputs.dtype is gradient.dtype and inputs.dtype in (torch.float32, torch.float64)
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """At least float32: norms and sums are never taken in half precision."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def _transposed(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece) -> Found:

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example, folded
-from terrine.sgd.clipping.contribution import Contribution
+from terrine.sgd.clipping.contribution import Contribution, wide
 from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.piece import Piece
-from terrine.sgd.clipping.rules.linear import wide
 from terrine.sgd.clipping.single import vector
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 from terrine.sgd.scratch import scratch, scratch_like
@@ -36,7 +35,7 @@ def _with_deviations(
 ) -> Found:
     """The sums over positions of y' (x - mean) / deviation and of y', a few examples at a time."""
     tensors = (gradient, inputs, *use.extra)
-    y, x, mean, scale = (by_example(tensor, use.where, use.examples, dims) for tensor in tensors)
+    y, x, mean, scale = (wide(by_example(tensor, use.where, use.examples, dims)) for tensor in tensors)
     if dims > 1:
         y, x, mean, scale = (tensor.flatten(2) for tensor in (y, x, mean, scale))
     if weight is None:
@@ -94,8 +93,9 @@ def group_norm(use: Use, gradient: Tensor) -> Found:
     if use.extra is None or use.piece(2, "weight") is None:
         return _channels(use, lambda: functional.group_norm(inputs, groups, eps=eps), gradient, 2, 3, "group_norm")
     fold = folded(gradient.shape, use.where, use.examples, "group_norm")
-    mean, scale = (moment.view(len(inputs), groups, 1) for moment in use.extra)
-    sums, weighted = (moment.unflatten(1, (groups, -1)) for moment in _moments(_last(gradient), _last(inputs)))
+    mean, scale = (wide(moment).view(len(inputs), groups, 1) for moment in use.extra)
+    moments = _moments(_last(wide(gradient)), _last(wide(inputs)))
+    sums, weighted = (moment.unflatten(1, (groups, -1)) for moment in moments)
     rows = {2: (weighted - mean * sums) * scale, 3: sums}  # y' x_hat = (y' x - mean y') / deviation
     pieces = {2: use.piece(2, "weight"), 3: use.piece(3, "bias")}
     return [

@@ -51,7 +51,7 @@ def over_time(cell: Cell) -> Callable[..., Any]:
         tape: Tape, x: Tensor, states: Any, weights: Any, biased: Any, layers: Any, dropout: Any,
         training: Any = None, bidirectional: Any = None, batch_first: Any = None,
     ) -> Any:  # fmt: skip
-        if batch_first is None or not isinstance(layers, int):
+        if not isinstance(biased, bool):  # of a packed sequence, after its sizes and states, come the weights
             raise Unfollowed("recurrent layers on packed sequences have no rule")
         states = states if isinstance(states, list | tuple) else (states,)
         for state in states:
