@@ -105,7 +105,13 @@ class Plan:
         return self.epsilon_after(self.steps)
 
     def event_after(self, steps: int) -> Event:
-        """What the first `steps` steps do to the data, with what prepared them."""
+        """What the first `steps` steps do to the data, with what prepared them.
+
+        Raises:
+            InvalidArgument: the plan has fewer steps.
+        """
+        if check.whole("steps", steps, at_least=0) > self.steps:
+            raise check.refuse("steps", steps, f"at most the plan's {self.steps}")
         return self._event(self.noise, steps)
 
     def epsilon_after(self, steps: int) -> float:

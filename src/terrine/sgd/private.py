@@ -13,6 +13,7 @@ with it is post-processing.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -148,7 +149,7 @@ def start(
 
 
 class Lots:
-    """The plan's lots, each once; iterating again goes on where the last loop stopped."""
+    """The plan's lots, each once; iterating again goes on after the last lot that was handed out."""
 
     def __init__(self, source: Source, run: Run, piece: int | None, memory: float | None = None) -> None:
         self._source, self.run, self._piece, self._memory = source, run, piece, memory
@@ -168,20 +169,23 @@ class Lots:
         self.run.checkpoint.keep(others)
 
     def __iter__(self) -> Iterator[Any]:
-        plan = self.run.step.plan
-        sizes: list[Piece] = []
+        run, plan = self.run, self.run.step.plan
+        loop = run.enter()
+        ahead: deque[tuple[Piece, bool]] = deque()  # worker processes read further lots while one is in use
 
         def indices() -> Iterator[Any]:
-            for step in range(self.run.step.taken, self.run.step.limit):
-                drawn = plan.sampling.draw(self.run.step.key, step, examples=plan.examples, lot=plan.lot)
-                for part, piece in self._cut(drawn):
-                    sizes.append(piece)
+            for step in range(run.step.taken, run.step.limit):
+                drawn = plan.sampling.draw(run.step.key, step, examples=plan.examples, lot=plan.lot)
+                for place, (part, piece) in enumerate(self._cut(drawn)):
+                    ahead.append((piece, place == 0))
                     yield part
 
-        for place, batch in enumerate(self._source.batches(indices())):
-            yield self.run.begin(batch, sizes[place])
-            self.run.finish()
-        self.run.done()
+        for batch in self._source.batches(indices()):
+            piece, first = ahead.popleft()
+            yield run.begin(batch, piece, first=first)
+            run.check(loop)
+            run.finish()
+        run.done()
 
     def _cut(self, drawn: Indices) -> Iterable[tuple[Indices, Piece]]:
         memory, run = self._memory, self.run
@@ -203,6 +207,7 @@ class Run:
         self.step, self.optimizer, self.recorder = step, optimizer, recorder
         self.checkpoint: Checkpoint | None = None
         self._criterion = criterion
+        self._loop: object = None
         self._piece: Piece | None = None
         self._target: Any = None
         self._given: tuple[Any, Any] | None = None
@@ -216,10 +221,27 @@ class Run:
             self._hooks.append(before)
             self._hooks.append(step.model.register_forward_hook(self._after_forward))
 
-    def begin(self, batch: Any, piece: Piece) -> Any:
+    def enter(self) -> object:
+        """A loop over the lots begins, and ends any other; a lot that was not stepped on is used up."""
+        self.step.skip()
+        self._piece = self._tape = None
+        self._loop = object()
+        return self._loop
+
+    def check(self, loop: object) -> None:
+        """Refuse to go on with a loop that another has ended.
+
+        Raises:
+            OutOfOrder: it has.
+        """
+        if loop is not self._loop:
+            raise OutOfOrder("lots: another loop over them has begun since; want one loop at a time")
+
+    def begin(self, batch: Any, piece: Piece, *, first: bool = True) -> Any:
         """Hand out a piece of a lot."""
         self._piece = piece
-        self.step.begin()
+        if first:
+            self.step.begin()
         if self.recorder is None:
             return batch
         self.recorder.discard()
@@ -259,8 +281,8 @@ class Run:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if args[1:] or kwargs.get("closure") is not None:
             raise InvalidArgument("optimizer.step(closure): want step() without one; a closure would look again")
-        if self._piece is None:
-            over = self.step.taken >= self.step.limit
+        over = self.step.taken >= self.step.limit
+        if self._piece is None or over:
             why = f"all {self.step.limit} steps of the plan are taken" if over else "no lot has been handed out"
             raise OutOfOrder(f"optimizer.step(): {why}; want one step for each lot")
         piece, self._piece = self._piece, None

@@ -30,7 +30,7 @@ class Step:
         self.parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self._sums: dict[str, Tensor] = {}
         self._within = 0.0
-        self._released = False
+        self._open = False  # a lot is handed out, and not used up
         kernels.load()
         products.load()
         key.draw(Purpose.NOISE, plan.steps).normal(2)  # loads what makes noise: no step shall wait for it
@@ -41,8 +41,9 @@ class Step:
         return self.plan.clip_at(self.taken, self.bound)
 
     def begin(self) -> None:
-        """A lot, or a further piece of it, is about to be handed out."""
-        self._released = False
+        """A lot is about to be handed out: nothing is left of one before."""
+        self._clear()
+        self._open = True
 
     def add(self, clipped: Clipped | None) -> None:
         """Take in the clipped sum of one piece; None for a piece without examples."""
@@ -76,7 +77,6 @@ class Step:
         if isinstance(self.plan.rule, Adaptive):
             self._adapt(self.plan.rule)
         self._next()
-        self._released = True
 
     def withhold(self) -> None:
         """Leave the optimizer nothing to act on: the lot has more pieces."""
@@ -84,10 +84,9 @@ class Step:
             parameter.grad = None
 
     def skip(self) -> None:
-        """End a step that was not taken: its lot is used up, and nothing of it was released."""
-        if not self._released:
+        """End a step that was not taken, if a lot was handed out for it: that is used up, and nothing was released."""
+        if self._open:
             self._next()
-        self._released = False
 
     def _total(self, name: str, parameter: nn.Parameter) -> Tensor:
         total = self._sums.get(name)
@@ -103,5 +102,7 @@ class Step:
 
     def _next(self) -> None:
         self.taken += 1
-        self._sums = {}
-        self._within = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sums, self._within, self._open = {}, 0.0, False

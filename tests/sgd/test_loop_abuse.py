@@ -1,0 +1,92 @@
+"""Loops that are left, nested, broken off or tampered with: no lot is used twice, and no step is taken unbilled."""
+
+import pytest
+import torch
+from torch import nn
+
+from terrine import sgd
+from terrine.errors import InvalidArgument, OutOfOrder
+
+CRITERION = nn.CrossEntropyLoss()
+
+
+def begin(small, model=None, *, steps=6, **options):
+    """A model that moves by what each step releases, its optimizer and the lots."""
+    changes = {name: options.pop(name) for name in ("noise", "clip", "lot") if name in options}
+    given = {"examples": 12, "lot": 6, "clip": 0.7, "noise": 1.0, "delta": 1e-5, "seed": 1}
+    plan = sgd.Plan(steps=steps, **{**given, **changes})
+    model = model or nn.Linear(4, 3)
+    return sgd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), small, plan, **options)
+
+
+def turn(model, optimizer, x, y):
+    optimizer.zero_grad()
+    CRITERION(model(x), y).backward()
+    optimizer.step()
+
+
+class TestOneLoopAtATime:
+    def test_a_newer_loop_ends_the_older(self, small):
+        model, optimizer, lots = begin(small)
+        older, newer = iter(lots), iter(lots)
+        turn(model, optimizer, *next(older))
+        turn(model, optimizer, *next(newer))
+        with pytest.raises(OutOfOrder, match="one loop at a time"):
+            next(older)
+        for lot in newer:
+            turn(model, optimizer, *lot)
+        assert lots.run.step.taken == 6
+        assert lots.epsilon == lots.run.step.plan.epsilon
+
+    def test_lots_beside_themselves_are_refused(self, small):
+        model, optimizer, lots = begin(small)
+        steps = 0
+        with pytest.raises(OutOfOrder, match="one loop at a time"):
+            for _, lot in zip(lots, lots, strict=True):
+                turn(model, optimizer, *lot)
+                steps += 1
+        assert steps == 1
+        assert lots.run.step.taken == 2
+
+    def test_no_step_is_taken_beyond_the_last_whatever_was_handed_out(self, small):
+        model, optimizer, lots = begin(small)
+        x, y = next(iter(lots))
+        CRITERION(model(x), y).backward()
+        lots.run.step.taken = 6
+        with pytest.raises(OutOfOrder, match="all 6 steps"):
+            optimizer.step()
+
+    def test_a_plan_does_not_price_more_steps_than_it_has(self, small):
+        plan = begin(small)[2].run.step.plan
+        assert plan.event_after(6) == plan.event
+        for steps in (7, -1):
+            with pytest.raises(InvalidArgument, match="steps"):
+                plan.event_after(steps)
+
+
+def moved(small, *, interrupted, **options):
+    """How far the sums of the first step reach, of examples whose gradients all agree."""
+    x, y = torch.ones_like(small[0]), torch.zeros_like(small[1])
+    model, optimizer, lots = begin((x, y), nn.Linear(4, 3, bias=False), noise=0.0, clip=1e-3, lot=12, **options)
+    before = model.weight.detach().clone()
+    if interrupted:
+        for place, lot in enumerate(lots):
+            turn(model, optimizer, *lot)
+            if place == 1:
+                break
+        assert lots.run.step.taken == 0
+    for lot in lots:
+        turn(model, optimizer, *lot)
+        if bool((model.weight != before).any()):
+            break
+    return lots, float((model.weight.detach() - before).norm()) * 12 / 0.1 / 1e-3
+
+
+@pytest.mark.parametrize("options", [{"piece": 3}, {"memory": 6 * 3 * 3 * 4}])
+def test_the_pieces_of_a_lot_that_was_broken_off_are_forgotten_and_the_lot_is_used_up(small, options):
+    lots, whole = moved(small, interrupted=False, **options)
+    assert lots.run.step.taken == 1
+    lots, after = moved(small, interrupted=True, **options)
+    assert lots.run.step.taken == 2
+    assert whole == pytest.approx(12, rel=1e-4)
+    assert after == pytest.approx(12, rel=1e-4)
