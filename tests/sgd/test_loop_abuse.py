@@ -90,3 +90,71 @@ def test_the_pieces_of_a_lot_that_was_broken_off_are_forgotten_and_the_lot_is_us
     assert lots.run.step.taken == 2
     assert whole == pytest.approx(12, rel=1e-4)
     assert after == pytest.approx(12, rel=1e-4)
+
+
+def seen(x):
+    return tuple(x.detach().flatten().tolist())
+
+
+def test_a_step_that_failed_uses_its_lot_up(small):
+    """The lot of each step is the one that the plan draws for it, and no other step's."""
+    model, optimizer, lots = begin(small)
+    run, stepped = lots.run, {}
+    for turns in (3, 99):
+        for place, (x, y) in enumerate(lots):
+            CRITERION(model(x), y).backward()
+            if run.step.taken == 1:
+                CRITERION(model(x), y).backward()  # counts every example twice, and is refused
+                with pytest.raises(InvalidArgument, match="each may count once"):
+                    optimizer.step()
+                with pytest.raises(OutOfOrder, match="no lot"):
+                    optimizer.step()
+            else:
+                stepped[run.step.taken] = seen(x)
+                optimizer.step()
+            if place + 1 == turns:
+                break
+    assert sorted(stepped) == [0, 2, 3, 4, 5]
+    plan = run.step.plan
+    for step, found in stepped.items():
+        drawn = plan.sampling.draw(run.step.key, step, examples=plan.examples, lot=plan.lot)
+        assert found == seen(small[0][drawn])
+
+
+def test_an_optimizer_that_fails_after_the_release_uses_its_lot_up(small):
+    model, optimizer, lots = begin(small, steps=3)
+
+    def fail(*_):
+        raise ArithmeticError
+
+    for place, (x, y) in enumerate(lots):
+        assert lots.run.step.taken == place
+        CRITERION(model(x), y).backward()
+        if place == 0:
+            hook = optimizer.register_step_post_hook(fail)
+            with pytest.raises(ArithmeticError):
+                optimizer.step()
+            hook.remove()
+        else:
+            optimizer.step()
+    assert lots.run.step.taken == 3
+
+
+def test_a_run_that_is_resumed_goes_on_after_the_lots_that_were_used_up(small, tmp_path):
+    keep = sgd.checkpoint.Checkpoint(tmp_path / "run.pt", every=1)
+    model, optimizer, lots = begin(small, checkpoint=keep)
+    handed = []
+    for x, y in lots:
+        handed.append(seen(x))
+        CRITERION(model(x), y).backward()
+        if len(handed) == 2:
+            CRITERION(model(x), y).backward()
+            with pytest.raises(InvalidArgument):
+                optimizer.step()
+            continue
+        optimizer.step()
+        if len(handed) == 4:
+            break
+    _, _, lots = begin(small, checkpoint=sgd.checkpoint.Checkpoint(tmp_path / "run.pt", every=1))
+    assert lots.run.step.taken == 3  # the fourth step was taken after the last save, and is repeated as it was
+    assert seen(next(iter(lots))[0]) == handed[3]

@@ -208,7 +208,8 @@ class Run:
         self.checkpoint: Checkpoint | None = None
         self._criterion = criterion
         self._loop: object = None
-        self._piece: Piece | None = None
+        self._piece: Piece | None = None  # that waits for its step
+        self._last = False
         self._target: Any = None
         self._given: tuple[Any, Any] | None = None
         self._tape: Tape | None = None
@@ -239,7 +240,7 @@ class Run:
 
     def begin(self, batch: Any, piece: Piece, *, first: bool = True) -> Any:
         """Hand out a piece of a lot."""
-        self._piece = piece
+        self._piece, self._last = piece, piece.last
         if first:
             self.step.begin()
         if self.recorder is None:
@@ -258,8 +259,8 @@ class Run:
         return FIRST if seen is None else within(memory, *seen)
 
     def finish(self) -> None:
-        """A piece is over; where the loop took no step, the lot counts as used all the same."""
-        if self._piece is not None and self._piece.last:
+        """A piece is over; where the loop took no step, or one that failed, the lot counts as used all the same."""
+        if self._last:
             self.step.skip()
         if self._piece is not None and self.recorder is not None:
             self.recorder.discard()
