@@ -158,3 +158,85 @@ def test_a_run_that_is_resumed_goes_on_after_the_lots_that_were_used_up(small, t
     _, _, lots = begin(small, checkpoint=sgd.checkpoint.Checkpoint(tmp_path / "run.pt", every=1))
     assert lots.run.step.taken == 3  # the fourth step was taken after the last save, and is repeated as it was
     assert seen(next(iter(lots))[0]) == handed[3]
+
+
+def add_scale(model, optimizer):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(()))]})
+
+
+def add_layer(model, optimizer):
+    model.append(nn.Linear(3, 3))
+    optimizer.add_param_group({"params": list(model[-1].parameters())})
+
+
+def append_layer(model, optimizer):
+    model.append(nn.Linear(3, 3))
+
+
+def unfreeze(model, optimizer):
+    model[0].requires_grad_(True)
+
+
+def freeze(model, optimizer):
+    model[1].bias.requires_grad_(False)
+
+
+def replace(model, optimizer):
+    model[1].weight = nn.Parameter(model[1].weight.detach().clone())
+    optimizer.param_groups[0]["params"][2] = model[1].weight
+
+
+class TestParametersThatChangeDuringTheRun:
+    """Nothing would clip their gradients, or nothing would train them: both are refused."""
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            (add_scale, "1 more parameters"),
+            (add_layer, r"2\.bias, 2\.weight: added"),
+            (append_layer, r"2\.bias, 2\.weight: added"),
+            (unfreeze, r"0\.bias, 0\.weight"),
+            (freeze, r"1\.bias: .*frozen"),
+            (replace, r"1\.weight: .*replaced"),
+        ],
+    )
+    @pytest.mark.parametrize("trainer", [False, True])
+    def test_they_are_refused(self, small, change, why, trainer):
+        model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 3))
+        if trainer:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            plan = sgd.Plan(examples=12, lot=6, steps=3, clip=0.7, noise=1.0, delta=1e-5)
+            learner = sgd.Trainer(model, optimizer, CRITERION, plan, schedule=Once(change, model, optimizer))
+            with pytest.raises(InvalidArgument, match=why):
+                learner.fit(small)
+            return
+        model, optimizer, lots = begin(small, model)
+        for place, (x, y) in enumerate(lots):
+            if place == 0:
+                turn(model, optimizer, x, y)
+                change(model, optimizer)
+                held = [one for group in optimizer.param_groups for one in group["params"]]
+                before = [one.detach().clone() for one in held]
+                continue
+            with pytest.raises(InvalidArgument, match=why):
+                turn(model, optimizer, x, y)
+            assert all(torch.equal(one, other) for one, other in zip(held, before, strict=True))
+
+    def test_a_frozen_one_with_a_gradient_of_its_own_is_refused(self, small):
+        model, optimizer, lots = begin(small, nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 3)))
+        model[0].weight.grad = torch.ones_like(model[0].weight)
+        x, y = next(iter(lots))
+        CRITERION(model(x), y).backward()
+        with pytest.raises(InvalidArgument, match="1 more parameters"):
+            optimizer.step()
+
+
+class Once:
+    """A schedule that does something after the first step."""
+
+    def __init__(self, change, *given):
+        self.change, self.given = change, given
+
+    def step(self):
+        self.change(*self.given)
+        self.change = lambda *_: None

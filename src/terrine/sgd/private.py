@@ -286,6 +286,7 @@ class Run:
         if self._piece is None or over:
             why = f"all {self.step.limit} steps of the plan are taken" if over else "no lot has been handed out"
             raise OutOfOrder(f"optimizer.step(): {why}; want one step for each lot")
+        self.step.check_parameters(optimizer)
         piece, self._piece = self._piece, None
         if self.recorder is not None:
             self.step.add(self._clipped(piece))
