@@ -1,5 +1,7 @@
 """Loops that are left, nested, broken off or tampered with: no lot is used twice, and no step is taken unbilled."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -240,3 +242,110 @@ class Once:
     def step(self):
         self.change(*self.given)
         self.change = lambda *_: None
+
+
+def abandoned(small, *, stepped=True):
+    """A model with weights of its own, a run on which was left after one lot; and a copy that no run knows."""
+    model = nn.Linear(4, 3)
+    fresh = copy.deepcopy(model)
+    model, optimizer, lots = begin(small, model)
+    for x, y in lots:
+        CRITERION(model(x), y).backward()
+        if stepped:
+            optimizer.step()
+        break
+    model.load_state_dict(fresh.state_dict())
+    return model, fresh, optimizer, lots
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+class TestARunThatWasLeft:
+    def test_clipped_sums_are_right_on_its_model(self, small, stepped):
+        model, fresh, *_ = abandoned(small, stepped=stepped)
+        for size in (1, 2, 12):
+            lot = small[0][:size], small[1][:size]
+            found, expected = (sgd.clipped_sum(one, CRITERION, *lot, clip=0.3) for one in (model, fresh))
+            assert all(torch.equal(found.sums[name], total) for name, total in expected.sums.items())
+            assert torch.equal(found.norms, expected.norms)
+
+    def test_a_trainer_trains_its_model(self, small, stepped):
+        model, fresh, *_ = abandoned(small, stepped=stepped)
+        plan = sgd.Plan(examples=12, lot=6, steps=3, clip=0.7, noise=1.0, delta=1e-5, seed=1)
+        for one in (model, fresh):
+            sgd.Trainer(one, torch.optim.SGD(one.parameters(), lr=0.1), CRITERION, plan, progress=False).fit(small)
+        assert torch.equal(model.weight, fresh.weight)
+
+    def test_a_new_run_takes_its_model_over(self, small, stepped):
+        model, fresh, old, lots = abandoned(small, stepped=stepped)
+        for one in (model, fresh):
+            _, optimizer, newer = begin(small, one)
+            for lot in newer:
+                turn(one, optimizer, *lot)
+        assert torch.equal(model.weight, fresh.weight)
+        with pytest.raises(OutOfOrder, match="another private run"):
+            old.step()
+        with pytest.raises(OutOfOrder, match="another private run"):
+            next(iter(lots))
+
+    def test_a_run_on_a_larger_model_takes_it_over(self, small, stepped):
+        model, fresh, old, _ = abandoned(small, stepped=stepped)
+        for one in (model, fresh):
+            whole, optimizer, lots = begin(small, nn.Sequential(one))
+            for lot in lots:
+                turn(whole, optimizer, *lot)
+        assert torch.equal(model.weight, fresh.weight)
+        with pytest.raises(OutOfOrder, match="another private run"):
+            old.step()
+
+    def test_its_model_trains_as_any_other_once_it_is_closed(self, small, stepped):
+        model, _, old, lots = abandoned(small, stepped=stepped)
+        lots.close()
+        before = model.weight.detach().clone()
+        turn(model, torch.optim.SGD(model.parameters(), lr=0.1), *small)
+        assert not torch.equal(before, model.weight)
+        with pytest.raises(OutOfOrder, match="closed"):
+            old.step()
+        with pytest.raises(OutOfOrder, match="closed"):
+            next(iter(lots))
+
+    def test_a_copy_of_its_model_trains_as_any_other(self, small, stepped):
+        model, fresh, *_ = abandoned(small, stepped=stepped)
+        twin = copy.deepcopy(model)
+        for one in (twin, fresh):
+            turn(one, torch.optim.SGD(one.parameters(), lr=0.1), *small)
+        assert torch.equal(twin.weight, fresh.weight)
+
+
+def test_a_backward_pass_that_would_move_nothing_is_refused(small):
+    model, _, optimizer, _ = abandoned(small)
+    optimizer.zero_grad()
+    with pytest.raises(OutOfOrder, match=r"lots\.close"):
+        CRITERION(model(small[0]), small[1]).backward()
+    x = small[0].clone().requires_grad_()
+    CRITERION(model(x), small[1]).backward()  # for the input's own sake, as a generator of examples does
+    assert x.grad is not None
+    assert model.weight.grad is None
+
+
+def test_the_model_is_free_after_the_last_step(small):
+    model, optimizer, lots = begin(small)
+    for _, lot in zip(range(6), lots, strict=False):  # never asks for a lot after the last
+        turn(model, optimizer, *lot)
+    optimizer.zero_grad()
+    CRITERION(model(small[0]), small[1]).backward()
+    assert model.weight.grad is not None
+
+
+def test_a_clipped_sum_inside_the_loop_changes_nothing(small, linear):
+    ends = []
+    for looks in (False, True):
+        model, optimizer, lots = begin(small, copy.deepcopy(linear))
+        for x, y in lots:
+            CRITERION(model(x), y).backward()
+            if looks:
+                found = sgd.clipped_sum(model, CRITERION, *small, clip=0.3)
+                expected = sgd.clipped_sum(copy.deepcopy(model), CRITERION, *small, clip=0.3)
+                assert torch.equal(found.sums["weight"], expected.sums["weight"])
+            optimizer.step()
+        ends.append(model.weight.detach())
+    assert torch.equal(*ends)

@@ -13,6 +13,7 @@ with it is post-processing.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from terrine.sgd import distributed
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Recorder
 from terrine.sgd.clipping.chunks import within
+from terrine.sgd.clipping.examples import is_unwatched
 from terrine.sgd.lots import FIRST, Collate, Piece, Source, cut, cut_to_fit
 from terrine.sgd.noise import Key
 from terrine.sgd.plan import Plan
@@ -137,7 +139,11 @@ def start(
     receipt = None if saved is None else saved.charged_to
     if account is not None and distributed.is_first() and not _is_charged(account, receipt):
         receipt = _receipt(account, account.charge(plan.event_after(step.limit), purpose=purpose, by=by))
-    run = Run(step, optimizer, Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None, criterion)
+    for part in bare.modules():
+        if (other := _RUNS.get(id(part))) is not None:
+            other.close("another private run has begun on its model")
+    recorder = Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None
+    run = _RUNS[id(bare)] = Run(step, optimizer, recorder, criterion)
     optimizer._terrine_run = run  # type: ignore[attr-defined]
     lots = Lots(source, run, piece, _memory(memory, piece, workers))
     if kept is not None:
@@ -161,6 +167,10 @@ class Lots:
     def epsilon(self) -> float:
         """The certified epsilon of the steps taken so far; the account was charged for all of them."""
         return self.run.step.plan.epsilon_after(self.run.step.taken)
+
+    def close(self) -> None:
+        """End the run before its last step, and leave the model as it is: further lots and steps are refused."""
+        self.run.close("the run was closed")
 
     def keep(self, **others: Any) -> None:
         """Have the checkpoint hold more, such as a learning-rate schedule; restores them where it resumes."""
@@ -208,10 +218,13 @@ class Run:
         self.checkpoint: Checkpoint | None = None
         self._criterion = criterion
         self._loop: object = None
+        self._closed: str | None = None  # why there are no further steps
+        self._done = False
         self._piece: Piece | None = None  # that waits for its step
         self._last = False
         self._target: Any = None
         self._given: tuple[Any, Any] | None = None
+        self._aside = False  # a forward pass that could only train, while there is no lot
         self._tape: Tape | None = None
         self._reduction: Reduction | None = None
         self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
@@ -223,7 +236,13 @@ class Run:
             self._hooks.append(step.model.register_forward_hook(self._after_forward))
 
     def enter(self) -> object:
-        """A loop over the lots begins, and ends any other; a lot that was not stepped on is used up."""
+        """A loop over the lots begins, and ends any other; a lot that was not stepped on is used up.
+
+        Raises:
+            OutOfOrder: the run was closed.
+        """
+        if self._closed is not None:
+            raise OutOfOrder(f"lots: {self._closed}; want a run of its own, by make_private")
         self.step.skip()
         self._piece = self._tape = None
         self._loop = object()
@@ -236,7 +255,8 @@ class Run:
             OutOfOrder: it has.
         """
         if loop is not self._loop:
-            raise OutOfOrder("lots: another loop over them has begun since; want one loop at a time")
+            why = self._closed or "another loop over them has begun since"
+            raise OutOfOrder(f"lots: {why}; want one loop at a time")
 
     def begin(self, batch: Any, piece: Piece, *, first: bool = True) -> Any:
         """Hand out a piece of a lot."""
@@ -270,21 +290,36 @@ class Run:
 
     def done(self) -> None:
         """There are no more lots."""
+        self._leave()
+        if self.checkpoint is not None and not self._done:
+            self.checkpoint.after_run(self)
+        self._done = True
+
+    def close(self, why: str) -> None:
+        """Leave the model, and take no further step."""
+        self._leave()
+        self._piece, self._loop, self._closed = None, None, why
+
+    def __deepcopy__(self, _memo: Any) -> Run:
+        """Itself: hooks are copied with a model, and do nothing for the copy."""
+        return self
+
+    def _leave(self) -> None:
+        """Take what watches off the model."""
         for hook in self._hooks[1:]:
             hook.remove()
         del self._hooks[1:]
         if self.recorder is not None:
             self.recorder.close()
             self.recorder = None
-        if self.checkpoint is not None:
-            self.checkpoint.after_run(self)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if args[1:] or kwargs.get("closure") is not None:
             raise InvalidArgument("optimizer.step(closure): want step() without one; a closure would look again")
         over = self.step.taken >= self.step.limit
         if self._piece is None or over:
-            why = f"all {self.step.limit} steps of the plan are taken" if over else "no lot has been handed out"
+            done = f"all {self.step.limit} steps of the plan are taken"
+            why = done if over else self._closed or "no lot has been handed out"
             raise OutOfOrder(f"optimizer.step(): {why}; want one step for each lot")
         self.step.check_parameters(optimizer)
         piece, self._piece = self._piece, None
@@ -292,6 +327,8 @@ class Run:
             self.step.add(self._clipped(piece))
         if piece.last:
             self.step.release(optimizer)
+            if self.step.taken >= self.step.limit:
+                self._leave()
         else:
             self.step.withhold()
 
@@ -323,12 +360,18 @@ class Run:
             return None
         return _undoing(reduction, self._piece)
 
+    def _is_watching(self, module: nn.Module) -> bool:
+        return module is self.step.model and torch.is_grad_enabled() and not is_unwatched()
+
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Prepare the model for what it was given, where that is the lot that was handed out."""
-        self._given = None
-        if self._piece is None or not torch.is_grad_enabled():
+        self._given, self._aside = None, False
+        if not self._is_watching(module):
             return None
         leaves = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        if self._piece is None:
+            self._aside = module.training and not any(leaf.requires_grad for leaf in leaves)
+            return None
         rows = next((len(leaf) for leaf in leaves if leaf.dim()), -1)
         if not module.training and rows != self._piece.size:
             return None  # a look at other data on the way
@@ -342,7 +385,13 @@ class Run:
         return args, kwargs
 
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> Any:
-        if self._piece is None or self._given is None or not torch.is_grad_enabled():
+        if not self._is_watching(module):
+            return None
+        if self._aside:
+            for leaf in tree_flatten(output)[0]:
+                if isinstance(leaf, Tensor) and leaf.requires_grad:
+                    leaf.register_hook(_refuse_aside)
+        if self._piece is None or self._given is None:
             return None
         leaves, size = tree_flatten(output)[0], self._piece.size
         if size == 0:
@@ -361,6 +410,16 @@ class Run:
         else:
             return self._tape.watch(output, output=True)
         return None
+
+
+_RUNS: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()  # by the id of their models
+
+
+def _refuse_aside(_: Tensor) -> None:
+    raise OutOfOrder(
+        "loss.backward(): no lot has been handed out, and the private run on this model keeps every gradient; want "
+        "the loop over its lots, or lots.close() to end it"
+    )
 
 
 def _undoing(reduction: Reduction | None, piece: Piece) -> float:
