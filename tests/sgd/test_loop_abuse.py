@@ -42,12 +42,10 @@ class TestOneLoopAtATime:
 
     def test_lots_beside_themselves_are_refused(self, small):
         model, optimizer, lots = begin(small)
-        steps = 0
+        pairs = zip(lots, lots, strict=True)
+        turn(model, optimizer, *next(pairs)[1])
         with pytest.raises(OutOfOrder, match="one loop at a time"):
-            for _, lot in zip(lots, lots, strict=True):
-                turn(model, optimizer, *lot)
-                steps += 1
-        assert steps == 1
+            next(pairs)
         assert lots.run.step.taken == 2
 
     def test_no_step_is_taken_beyond_the_last_whatever_was_handed_out(self, small):
@@ -349,3 +347,48 @@ def test_a_clipped_sum_inside_the_loop_changes_nothing(small, linear):
             optimizer.step()
         ends.append(model.weight.detach())
     assert torch.equal(*ends)
+
+
+class Notes:
+    name = "notes"
+
+    def __init__(self):
+        self.charges = []
+
+    def charge(self, event, *, purpose, by):
+        self.charges.append(event)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"memory": 0},
+        {"memory": 1e6, "piece": 3},
+        {"piece": 2.5},
+        {"piece": -1},
+        {"piece": 0},
+        {"workers": -1},
+        {"workers": 0.5},
+        {"criterion": "x"},
+        {"checkpoint": "nowhere/run.pt"},
+        {"checkpoint": 5},
+    ],
+    ids=str,
+)
+def test_nothing_is_charged_for_a_run_that_cannot_be(small, wrong, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    account = Notes()
+    with pytest.raises((InvalidArgument, OutOfOrder), match=next(reversed(wrong)) + "|memory"):
+        begin(small, account=account, **wrong)
+    assert account.charges == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_charged_for_a_trainer_that_cannot_be(small):
+    model = nn.Linear(4, 3)
+    plan = sgd.Plan(examples=12, lot=6, steps=3, clip=0.7, noise=1.0, delta=1e-5)
+    given = (model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(InvalidArgument, match="criterion"):
+        sgd.Trainer(*given, "x", plan)
+    with pytest.raises(InvalidArgument, match="memory"):
+        sgd.Trainer(*given, CRITERION, plan, memory=0)

@@ -68,6 +68,8 @@ class Checkpoint:
     def __post_init__(self) -> None:
         self.path = Path(self.path)
         self.every = check.whole("every", self.every)
+        if self.seal is not None and len(self.seal) != 32:
+            raise InvalidArgument(f"seal of {len(self.seal)} bytes: want 32, such as os.urandom(32)")
 
     def open(self, plan: Plan, source: Source) -> Saved | None:
         """What is there to go on from; None where nothing is.
@@ -171,8 +173,6 @@ class Checkpoint:
 
     def _sealing_key(self, *, make: bool) -> bytes:
         if self.seal is not None:
-            if len(self.seal) != 32:
-                raise InvalidArgument(f"seal of {len(self.seal)} bytes: want 32, such as os.urandom(32)")
             return self.seal
         if not self._key_path.exists():
             if not make:

@@ -117,7 +117,7 @@ def empty_like(batch: Any) -> Any:
 def cut(indices: Indices, size: int | None, share: tuple[int, int]) -> list[tuple[Indices, Piece]]:
     """One process' share (rank, world) of a lot, in pieces of at most `size`; never no piece."""
     own = indices[share[0] :: share[1]]
-    size = size or max(len(own), 1)
+    size = max(len(own), 1) if size is None else size
     starts = range(0, max(len(own), 1), size)
     parts = [own[start : start + size] for start in starts]
     return [(part, Piece(len(part), place == len(parts) - 1)) for place, part in enumerate(parts)]

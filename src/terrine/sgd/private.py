@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol
 
 import torch
@@ -129,8 +130,13 @@ def start(
     bare = unwrapped(model)
     validate(bare)
     _check_optimizer(bare, optimizer)
+    piece = None if piece is None else check.whole("piece", piece)
+    workers = check.whole("workers", workers, at_least=0)
+    memory = _memory(memory, piece, workers)
+    if criterion is not None and not callable(criterion):
+        raise check.refuse("criterion", criterion, "a function of the output and the target")
     source = Source(dataset, plan.examples, collate=collate, workers=workers)
-    kept = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
+    kept = _kept(checkpoint)
     saved = None if kept is None else kept.open(plan, source)
     key = distributed.agreed(saved.key if saved else Key.fresh() if plan.seed is None else Key.seeded(plan.seed))
     step = Step(bare, plan, key, limit)
@@ -145,7 +151,7 @@ def start(
     recorder = Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None
     run = _RUNS[id(bare)] = Run(step, optimizer, recorder, criterion)
     optimizer._terrine_run = run  # type: ignore[attr-defined]
-    lots = Lots(source, run, piece, _memory(memory, piece, workers))
+    lots = Lots(source, run, piece, memory)
     if kept is not None:
         kept.attach(run, source, saved, charged_to=receipt)
         run.checkpoint = kept
@@ -475,6 +481,29 @@ def _memory(memory: float | None, piece: int | None, workers: int) -> float | No
     if piece is not None or workers:
         raise InvalidArgument(f"memory={memory} with piece={piece}, workers={workers}: want memory= alone, or piece=")
     return check.positive("memory", memory)
+
+
+def _kept(checkpoint: Checkpoint | str | Path | None) -> Checkpoint | None:
+    """Where the run is kept, tried before anything is charged.
+
+    Raises:
+        InvalidArgument: it is no place.
+        OutOfOrder: nothing can be written there.
+    """
+    kept = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
+    if kept is None:
+        return None
+    if not isinstance(kept, Checkpoint):
+        raise check.refuse("checkpoint", kept, "a path or a Checkpoint")
+    if distributed.is_first():
+        try:
+            TemporaryFile(dir=kept.path.parent).close()
+        except OSError as error:
+            raise OutOfOrder(
+                f"{kept.path}: the checkpoint could not be written ({error.strerror}); want a folder that is there "
+                "and has room"
+            ) from error
+    return kept
 
 
 def _receipt(account: Account, charge: Any) -> str:

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from terrine import accounting
+from terrine import accounting, check
 from terrine.events import Budget
 from terrine.rounding import up
 from terrine.sgd.averaging import Average
@@ -81,11 +81,14 @@ class Trainer:
         memory: float | None = None,
         progress: bool | None = None,
     ) -> None:
+        if not callable(criterion):
+            raise check.refuse("criterion", criterion, "a function of the output and the target")
         self.model, self.optimizer, self.criterion, self.plan = model, optimizer, criterion, plan
         self.account, self.schedule, self.average, self.validation = account, schedule, average, validation
         self.augment, self.views = augment, views
         self._checkpoint = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
-        self._collate, self._workers, self._memory = collate, workers, memory
+        self._collate, self._workers = collate, workers
+        self._memory = None if memory is None else check.positive("memory", memory)
         self._progress = sys.stderr.isatty() if progress is None else progress
 
     def fit(self, dataset: Any, *, until: Budget | None = None, purpose: str = "DP-SGD") -> History:
