@@ -1,13 +1,16 @@
 """The trainer: end to end on digits, validation that is billed, averages, schedules, views, early stop."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
 
 from terrine import sgd
-from terrine.errors import BudgetExceeded
-from terrine.events import Budget, Gaussian, Repeated
+from terrine.errors import BudgetExceeded, InvalidArgument
+from terrine.events import Budget, Composed, Gaussian, Repeated, Reproducible
 from terrine.sgd.averaging import Average
+from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.optimizers import CorrectedAdam
 from terrine.sgd.training import affordable_steps
 from terrine.sgd.validation import Budgeted, Public
@@ -84,9 +87,84 @@ def test_looks_at_private_validation_data_are_charged_before_training(digits):
     account = Notes()
     looks = Budgeted((digits[1][0], digits[1][1]), noise=5.0, times=3)
     history = trainer(digits_plan(), account=account, validation=looks).fit(digits[0])
-    assert [event for event, _ in account.charges] == [Repeated(Gaussian(noise=5.0), 3), digits_plan().event]
+    paid = Reproducible(Repeated(Gaussian(noise=5.0), 3))
+    assert [event for event, _ in account.charges] == [Composed([digits_plan().event, paid])]
     assert len(history.scores) == 3
     assert history.scores[-1][0] == 150
+
+
+class Stop(Exception):
+    pass
+
+
+class Killer:
+    """A schedule that ends the run after so many steps."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def step(self):
+        self.steps -= 1
+        if not self.steps:
+            raise Stop
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def interrupted(small, path, account, **options):
+    """A run of six steps that is killed after the fifth, and the same again, which goes on."""
+    for killed, changes in ((5, {}), (-1, options.pop("again", {}))):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        plan = sgd.Plan(examples=12, lot=6, steps=6, clip=0.7, noise=1.0, delta=1e-5)
+        learner = sgd.Trainer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            nn.CrossEntropyLoss(),
+            plan,
+            account=account,
+            schedule=Killer(killed),
+            checkpoint=Checkpoint(path, every=2),
+            progress=False,
+            **{**options, **changes},
+        )
+        with suppress(Stop):
+            history = learner.fit(small)
+    return plan, history
+
+
+def test_looks_are_charged_once_however_often_the_run_is_resumed(small, tmp_path):
+    account = Notes()
+    plan, _ = interrupted(small, tmp_path / "run.pt", account, validation=Budgeted(small, noise=5.0, times=3))
+    assert [event for event, _ in account.charges] == [Composed([plan.event, Repeated(Gaussian(noise=5.0), 3)])]
+
+
+@pytest.mark.parametrize("other", [None, Budgeted((torch.zeros(2, 4), torch.zeros(2).long()), noise=2.0)])
+def test_a_run_is_not_resumed_with_looks_that_were_not_charged(small, tmp_path, other):
+    looks = Budgeted(small, noise=5.0, times=3)
+    with pytest.raises(InvalidArgument, match="with another"):
+        interrupted(small, tmp_path / "run.pt", Notes(), validation=looks, again={"validation": other})
+
+
+def test_looks_are_not_charged_for_a_model_that_is_refused(small):
+    account = Notes()
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    plan = sgd.Plan(examples=12, lot=6, steps=6, clip=0.7, noise=1.0, delta=1e-5)
+    learner = sgd.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        nn.CrossEntropyLoss(),
+        plan,
+        account=account,
+        validation=Budgeted(small, noise=5.0),
+    )
+    with pytest.raises(InvalidArgument, match="BatchNorm1d"):
+        learner.fit(small)
+    assert account.charges == []
 
 
 def test_nothing_is_trained_where_the_account_refuses(digits):

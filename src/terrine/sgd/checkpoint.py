@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
+from terrine.events import Event
 from terrine.sgd import distributed
 from terrine.sgd.lots import Source
 from terrine.sgd.noise import Key
@@ -92,12 +93,15 @@ class Checkpoint:
             raise InvalidArgument(f"{self.path}: a run on other data; its noise must not be used twice, start anew")
         return Saved(key, record["charged_to"], record["limit"], record, secret["generators"])
 
-    def attach(self, run: Run, source: Source, saved: Saved | None, *, charged_to: str | None) -> None:
+    def attach(
+        self, run: Run, source: Source, saved: Saved | None, *, charged_to: str | None, looks: Event | None = None
+    ) -> None:
         """Bring `run` to where it was saved, and keep it from now on."""
         self._constant = {
             "plan": repr(run.step.plan),
             "charged_to": charged_to,
             "limit": run.step.limit,
+            "looks": repr(looks),
             "data": source.fingerprint(run.step.key.secret),
         }
         if saved is None:
@@ -139,6 +143,7 @@ class Checkpoint:
             "plan": self._constant["plan"],
             "charged_to": self._constant["charged_to"],
             "limit": self._constant["limit"],
+            "looks": self._constant["looks"],
             "taken": run.step.taken,
             "bound": run.step.bound,
             "model": run.step.model.state_dict(),

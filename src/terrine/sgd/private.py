@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
-from terrine.events import Event
+from terrine.events import Composed, Event, Reproducible
 from terrine.sgd import distributed
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Recorder
@@ -117,6 +117,7 @@ def start(
     *,
     watch: bool,
     limit: int | None = None,
+    looks: Event | None = None,
     criterion: Callable[[Any, Any], Tensor] | None = None,
     collate: Collate | None = None,
     workers: int = 0,
@@ -126,7 +127,10 @@ def start(
     purpose: str = "DP-SGD",
     by: str = "terrine.sgd",
 ) -> tuple[nn.Module, Optimizer, Lots]:
-    """`make_private`, with or without watching the model: a trainer computes clipped sums itself."""
+    """`make_private`, with or without watching the model: a trainer computes clipped sums itself.
+
+    `looks` is what the run does to private data beside the plan, such as a paid-for validation; it is charged with it.
+    """
     bare = unwrapped(model)
     validate(bare)
     _check_optimizer(bare, optimizer)
@@ -140,11 +144,18 @@ def start(
     saved = None if kept is None else kept.open(plan, source)
     key = distributed.agreed(saved.key if saved else Key.fresh() if plan.seed is None else Key.seeded(plan.seed))
     step = Step(bare, plan, key, limit)
-    if saved is not None and saved.limit != step.limit:
-        raise InvalidArgument(f"limit={step.limit}: the run in {kept} was begun, and charged, for {saved.limit} steps")
+    if kept is not None and saved is not None:
+        if saved.limit != step.limit:
+            begun = f"the run in {kept.path} was begun, and charged, for {saved.limit} steps"
+            raise InvalidArgument(f"limit={step.limit}: {begun}")
+        if saved.record.get("looks", repr(None)) != repr(looks):
+            raise InvalidArgument(f"validation: the run in {kept.path} was begun, and charged, with another")
     receipt = None if saved is None else saved.charged_to
     if account is not None and distributed.is_first() and not _is_charged(account, receipt):
-        receipt = _receipt(account, account.charge(plan.event_after(step.limit), purpose=purpose, by=by))
+        event = plan.event_after(step.limit)
+        if looks is not None:
+            event = Composed([event, looks if plan.seed is None else Reproducible(looks)])
+        receipt = _receipt(account, account.charge(event, purpose=purpose, by=by))
     for part in bare.modules():
         if (other := _RUNS.get(id(part))) is not None:
             other.close("another private run has begun on its model")
@@ -153,7 +164,7 @@ def start(
     optimizer._terrine_run = run  # type: ignore[attr-defined]
     lots = Lots(source, run, piece, memory)
     if kept is not None:
-        kept.attach(run, source, saved, charged_to=receipt)
+        kept.attach(run, source, saved, charged_to=receipt, looks=looks)
         run.checkpoint = kept
     if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = False  # the clipped sums are added up here, after clipping

@@ -99,11 +99,9 @@ class Trainer:
         """
         limit = self.plan.steps if until is None else affordable_steps(self.plan, until)
         looks = None if self.validation is None else self.validation.event()
-        if looks is not None and self.account is not None:
-            self.account.charge(looks, purpose=f"{purpose}: validation", by="terrine.sgd")
         _, _, lots = start(
             self.model, self.optimizer, dataset, self.plan, self.account,
-            watch=False, limit=limit, collate=self._collate, workers=self._workers,
+            watch=False, limit=limit, looks=looks, collate=self._collate, workers=self._workers,
             checkpoint=self._checkpoint, purpose=purpose,
         )  # fmt: skip
         return self._train(lots)
