@@ -1,5 +1,6 @@
 """The trainer: end to end on digits, validation that is billed, averages, schedules, views, early stop."""
 
+import math
 from contextlib import suppress
 
 import pytest
@@ -13,7 +14,7 @@ from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.optimizers import CorrectedAdam
 from terrine.sgd.training import affordable_steps
-from terrine.sgd.validation import Budgeted, Public
+from terrine.sgd.validation import Budgeted, Public, right
 from terrine.sgd.views import Views, augmented, averaged
 
 from .conftest import oracle
@@ -226,3 +227,45 @@ def test_an_average_follows_the_weights():
     average.exchange(model)
     first = 1 - min(0.5, 3 / 12)
     assert model.weight.item() == pytest.approx(first + (1 - first) * (1 - min(0.5, 4 / 13)))
+
+
+def evaluated(model, criterion, data, **options):
+    plan = sgd.Plan(examples=12, lot=6, steps=3, clip=0.7, noise=1.0, delta=1e-5)
+    learner = sgd.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), criterion, plan, progress=False)
+    return learner.evaluate(data, **options)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("at_once", [1024, 5, 1])
+def test_the_loss_is_a_mean_whatever_the_reduction(small, linear, reduction, at_once):
+    found = evaluated(linear, nn.CrossEntropyLoss(reduction=reduction), small, at_once=at_once)
+    assert found.loss == pytest.approx(nn.CrossEntropyLoss()(linear(small[0]), small[1]).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 1), (12, 3)], ids=str)
+def test_targets_that_are_no_classes_have_no_accuracy(small, shape):
+    outputs = shape[1] if len(shape) > 1 else 1
+    model = nn.Sequential(nn.Linear(4, outputs), nn.Flatten(0) if len(shape) == 1 else nn.Identity())
+    target = torch.randn(shape)
+    found = evaluated(model, nn.MSELoss(), (small[0], target))
+    assert found.loss == pytest.approx(nn.MSELoss()(model(small[0]), target).item(), rel=1e-5)
+    assert math.isnan(found.accuracy)
+    with pytest.raises(InvalidArgument, match="classes"):
+        Budgeted((small[0], target), noise=1.0)
+
+
+def test_an_example_with_many_targets_counts_as_one(linear):
+    """Else one of them would move a paid-for count of right answers by more than 1."""
+    output = torch.randn(5, 3, 7)
+    target = output.argmax(1)
+    assert torch.equal(right(output, target), torch.ones(5).double())
+    with pytest.raises(InvalidArgument, match="want one output for each class"):
+        right(output, target.unsqueeze(1))
+
+
+def test_a_list_of_samples_is_evaluated_as_it_is_trained_on(small, linear):
+    listed = [(x, int(y)) for x, y in zip(*small, strict=True)]
+    assert evaluated(linear, nn.CrossEntropyLoss(), listed) == evaluated(linear, nn.CrossEntropyLoss(), small)
+    for empty in ([], (small[0][:0], small[1][:0])):
+        with pytest.raises(InvalidArgument, match="without examples"):
+            evaluated(linear, nn.CrossEntropyLoss(), empty)

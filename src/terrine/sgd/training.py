@@ -10,6 +10,7 @@ takes the memory of a small one.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,15 +25,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from terrine import accounting, check
+from terrine.errors import InvalidArgument
 from terrine.events import Budget
 from terrine.rounding import up
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import clipped_sum
+from terrine.sgd.clipping.reduction import is_mean
 from terrine.sgd.lots import Collate, Source
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import Account, Lots, start, unwrapped
-from terrine.sgd.validation import Best, Budgeted, Public, right
+from terrine.sgd.validation import Best, Budgeted, Public, are_classes, right
 from terrine.sgd.views import Views, augmented, averaged
 
 
@@ -49,7 +52,10 @@ class History:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss and accuracy on the data given. On private data these numbers are not covered by the plan."""
+    """Mean loss and accuracy on the data given. On private data these numbers are not covered by the plan.
+
+    The accuracy is nan where the targets are not classes.
+    """
 
     loss: float
     accuracy: float
@@ -107,20 +113,36 @@ class Trainer:
         return self._train(lots)
 
     def evaluate(self, dataset: Any, *, at_once: int = 1024) -> Evaluation:
-        """Mean loss and accuracy of the model on `dataset`."""
-        count = len(dataset[0]) if isinstance(dataset, tuple | list) else len(dataset)
-        source = Source(dataset, count, collate=self._collate, workers=self._workers)
+        """Mean loss and accuracy of the model on `dataset`.
+
+        Raises:
+            InvalidArgument: it has no examples.
+        """
+        source = Source(dataset, None, collate=self._collate, workers=self._workers)
+        count = source.examples
+        if not count:
+            raise InvalidArgument("a data set without examples: want one or more to evaluate on")
         places = torch.arange(count).numpy()
         loss, correct, training = 0.0, 0.0, self.model.training
         self.model.eval()
-        with torch.no_grad():
-            for x, y in source.batches(iter([places[at : at + at_once] for at in range(0, count, at_once)])):
-                output = self.model(x)
-                value = self.criterion(output, y)
-                loss += float(value.sum()) if value.dim() else float(value) * len(y)
-                correct += float(right(output, y).sum())
-        self.model.train(training)
+        try:
+            with torch.no_grad():
+                for x, y in source.batches(iter([places[at : at + at_once] for at in range(0, count, at_once)])):
+                    output = self.model(x)
+                    loss += self._total(output, y)
+                    correct += float(right(output, y).sum()) if are_classes(output, y) else math.nan
+        finally:
+            self.model.train(training)
         return Evaluation(loss / count, correct / count)
+
+    def _total(self, output: Any, y: Any) -> float:
+        """The sum of the losses, whatever the criterion makes of them."""
+        value = self.criterion(output, y)
+        if value.dim():
+            return float(value.sum())
+        with torch.enable_grad():
+            mean = is_mean(self.criterion, output, y, value)
+        return float(value) * (len(y) if mean else 1)
 
     def _train(self, lots: Lots) -> History:
         step, best, scores = lots.run.step, Best(), []
