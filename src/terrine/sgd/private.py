@@ -331,7 +331,7 @@ class Run:
             self.recorder = None
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if args[1:] or kwargs.get("closure") is not None:
+        if any(one is not None for one in (*args[1:], *kwargs.values())):
             raise InvalidArgument("optimizer.step(closure): want step() without one; a closure would look again")
         over = self.step.taken >= self.step.limit
         if self._piece is None or over:

@@ -84,7 +84,7 @@ def check_examples_apart(model: nn.Module, args: Any, kwargs: Any, size: int) ->
     alone, company = min(2, size - 1), min(8, size)
     with _evaluating(model):
         few, again, many = (_outputs(model, args, kwargs, count, size) for count in (alone, alone, company))
-    pairs = zip(few, again, many, strict=True)
+    pairs = zip(few, again, many, strict=False)  # outputs without the examples in front are refused when they are there
     if not all(_close(one, _rows(three, alone, company)) for one, two, three in pairs if torch.equal(one, two)):
         raise InvalidArgument(
             f"{type(model).__name__}: the output for {alone} examples changes in company: the model mixes "
