@@ -194,6 +194,27 @@ def test_training_stops_at_a_smaller_budget_and_is_charged_for_that(digits):
     assert affordable_steps(plan, Budget(epsilon=1e-9, delta=1e-9)) == 0
 
 
+@pytest.mark.parametrize("preparation", [(), (Gaussian(noise=0.5),)])
+def test_a_budget_for_no_step_is_refused_before_it_is_charged(digits, preparation):
+    account = Notes()
+    learner = trainer(digits_plan(preparation=preparation), account=account)
+    with pytest.raises(BudgetExceeded, match="not one step"):
+        learner.fit(digits[0], until=Budget(epsilon=0.01, delta=1e-5))
+    assert account.charges == []
+
+
+def test_views_that_nothing_makes_are_refused(digits):
+    with pytest.raises(InvalidArgument, match="views=4"):
+        trainer(digits_plan(), views=4)
+    with pytest.raises(InvalidArgument, match="views=0"):
+        trainer(digits_plan(), views=0, augment=torch.clone)
+
+
+def test_the_scores_before_an_interruption_are_remembered(small, tmp_path):
+    _, history = interrupted(small, tmp_path / "run.pt", None, validation=Public(small, every=2))
+    assert [taken for taken, _ in history.scores] == [2, 4, 6]
+
+
 def test_a_schedule_of_learning_rates_runs_with_the_steps(digits):
     learner = trainer(digits_plan(epochs=2))
     learner.schedule = torch.optim.lr_scheduler.StepLR(learner.optimizer, step_size=10, gamma=0.1)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from terrine import accounting, check
-from terrine.errors import InvalidArgument
+from terrine.errors import BudgetExceeded, InvalidArgument
 from terrine.events import Budget
 from terrine.rounding import up
 from terrine.sgd.averaging import Average
@@ -91,7 +91,9 @@ class Trainer:
             raise check.refuse("criterion", criterion, "a function of the output and the target")
         self.model, self.optimizer, self.criterion, self.plan = model, optimizer, criterion, plan
         self.account, self.schedule, self.average, self.validation = account, schedule, average, validation
-        self.augment, self.views = augment, views
+        self.augment, self.views = augment, check.whole("views", views)
+        if augment is None and self.views > 1:
+            raise check.refuse("views", views, "1 without augment=, which would make them")
         self._checkpoint = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
         self._collate, self._workers = collate, workers
         self._memory = None if memory is None else check.positive("memory", memory)
@@ -101,9 +103,11 @@ class Trainer:
         """Train on `dataset` to the plan's end, or to the last step that keeps `until`.
 
         Raises:
-            BudgetExceeded: the account has not enough left; nothing was trained.
+            BudgetExceeded: the account has not enough left, or `until` not enough for one step; nothing was trained.
         """
         limit = self.plan.steps if until is None else affordable_steps(self.plan, until)
+        if not limit:
+            raise BudgetExceeded(f"until={until}: not one step of the plan keeps it; nothing was charged or trained")
         looks = None if self.validation is None else self.validation.event()
         _, _, lots = start(
             self.model, self.optimizer, dataset, self.plan, self.account,
@@ -145,7 +149,7 @@ class Trainer:
         return float(value) * (len(y) if mean else 1)
 
     def _train(self, lots: Lots) -> History:
-        step, best, scores = lots.run.step, Best(), []
+        step, best = lots.run.step, Best()
         if self._checkpoint is not None:
             others = {"schedule": self.schedule, "average": self.average, "best": best if self.validation else None}
             lots.keep(**{name: one for name, one in others.items() if one is not None})
@@ -155,10 +159,11 @@ class Trainer:
                 self._step(lots, batch)
                 show(step.taken)
                 if self.validation is not None and self.validation.due(step.taken, step.limit):
-                    scores.append((step.taken, self._look(lots, best)))
+                    self._look(lots, best)
         self._finish(best)
         found = self.plan.epsilon_after(step.taken)
-        return History(step.taken, found, self.plan.delta, tuple(scores), best.taken if self.validation else None)
+        chosen = best.taken if self.validation else None
+        return History(step.taken, found, self.plan.delta, tuple(best.scores), chosen)
 
     def _step(self, lots: Lots, batch: Any) -> None:
         x, y = batch
@@ -177,7 +182,7 @@ class Trainer:
         if self.average is not None:
             self.average.update(self.model)
 
-    def _look(self, lots: Lots, best: Best) -> float:
+    def _look(self, lots: Lots, best: Best) -> None:
         assert self.validation is not None
         if self.average is not None:
             self.average.exchange(self.model)
@@ -185,7 +190,6 @@ class Trainer:
         best.offer(self.model, score, lots.run.step.taken)
         if self.average is not None:
             self.average.exchange(self.model)
-        return score
 
     def _finish(self, best: Best) -> None:
         if self.validation is not None:

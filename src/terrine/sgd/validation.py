@@ -97,14 +97,16 @@ class Budgeted:
 
 
 class Best:
-    """The best model so far, by its validation score."""
+    """The best model so far, by its validation score, and all scores by the steps taken before them."""
 
     def __init__(self) -> None:
         self.score, self.taken = -1e300, 0
+        self.scores: list[tuple[int, float]] = []
         self._weights: dict[str, Tensor] = {}
 
     def offer(self, model: nn.Module, score: float, taken: int) -> None:
         """Keep this model if none scored higher."""
+        self.scores.append((taken, score))
         if score > self.score:
             self.score, self.taken = score, taken
             self._weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -116,11 +118,17 @@ class Best:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"score": self.score, "taken": self.taken, "weights": dict(self._weights)}
+        return {
+            "score": self.score,
+            "taken": self.taken,
+            "scores": list(self.scores),
+            "weights": dict(self._weights),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what a checkpoint kept."""
         self.score, self.taken, self._weights = state["score"], state["taken"], dict(state["weights"])
+        self.scores = [(taken, score) for taken, score in state["scores"]]
 
 
 def _check_data(data: tuple[Tensor, Tensor]) -> None:
