@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from terrine.errors import InvalidArgument
+from terrine.errors import BudgetExceeded, InvalidArgument
 from terrine.events import Reproducible
 from terrine.sgd import PrivateClassifier
 
@@ -57,3 +58,43 @@ def test_labels_are_words_or_numbers_and_may_be_fixed_in_advance(digits):
 def test_it_works_inside_scikit_learn(digits):
     model = PrivateClassifier(epsilon=8.0, epochs=3, seed=0)
     assert len(cross_val_score(clone(model), digits[0][:300], digits[1][:300], cv=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"lot": 0}, "lot=0"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0"),
+        ({"module": nn.Linear(64, 15)}, r"shape \(1, 15\) for one row; want \(1, 10\)"),
+        ({"module": lambda inputs, classes: nn.Linear(inputs, 5)}, r"\(1, 5\)"),
+    ],
+    ids=["lot", "nan", "negative", "module", "function"],
+)
+def test_a_fit_that_is_refused_leaves_nothing_fitted(digits, wrong, why):
+    class Notes:
+        charges = 0
+
+        def charge(self, event, *, purpose, by):
+            self.charges += 1
+
+    model = PrivateClassifier(epochs=1, seed=0).fit(digits[0], digits[1])
+    account = Notes()
+    model.set_params(account=account, **wrong)
+    with pytest.raises(InvalidArgument, match=why):
+        model.fit(digits[0], digits[1])
+    assert account.charges == 0
+    with pytest.raises(NotFittedError):
+        model.predict(digits[2])
+
+
+def test_a_fit_that_the_account_refuses_predicts_nothing(digits):
+    class Poor:
+        def charge(self, event, *, purpose, by):
+            raise BudgetExceeded("nothing left")
+
+    model = PrivateClassifier(epochs=1, account=Poor())
+    with pytest.raises(BudgetExceeded):
+        model.fit(digits[0], digits[1])
+    with pytest.raises(NotFittedError):
+        model.predict(digits[2])

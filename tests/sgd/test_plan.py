@@ -154,3 +154,23 @@ def test_a_noise_that_does_not_keep_the_budget_is_refused():
         plan(budget=Budget(epsilon=0.1, delta=1e-5))
     with pytest.raises(InvalidArgument, match="delta"):
         plan(noise=None, delta=None, budget=Budget(epsilon=1.0, delta=0.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sampling", "poisson"),
+        ("sampling", sgd.FixedSize),
+        ("noise_stages", (1, 2)),
+        ("clip_stages", [1.0, 2.0]),
+        ("budget", (2, 1e-5)),
+        ("preparation", Gaussian(noise=1.0)),
+        ("preparation", ("x",)),
+        ("preparation", None),
+    ],
+    ids=str,
+)
+def test_a_field_of_another_kind_is_refused_by_name(name, value):
+    given = {"examples": 100, "lot": 10, "steps": 5, "clip": 1.0, "noise": 1.0, "delta": 1e-5}
+    with pytest.raises(InvalidArgument, match=f"{name}=.*: want"):
+        sgd.Plan(**{**given, name: value})

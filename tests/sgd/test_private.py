@@ -143,13 +143,15 @@ def test_batch_norm_is_refused_by_path(small):
         loop(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), small, plan())
 
 
-def test_an_output_without_the_examples_in_front_is_refused(small):
+@pytest.mark.parametrize("outputs", [3, 2])
+@pytest.mark.parametrize("over", [None, 0])
+def test_an_output_without_the_examples_in_front_is_refused(small, outputs, over):
     class Total(nn.Linear):
         def forward(self, x):
-            return super().forward(x).sum()
+            return super().forward(x).sum(over)
 
     with pytest.raises(InvalidArgument, match="first dimension"):
-        loop(Total(4, 3), small, plan(), criterion=lambda out, y: out)
+        loop(Total(4, outputs), small, plan(), criterion=lambda out, y: out.sum())
 
 
 class Judged(nn.Module):
@@ -385,11 +387,15 @@ def test_a_compiled_model_is_refused_clearly(small, linear):
 
 def test_a_closure_is_refused(small, linear):
     optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
-    _, optimizer, lots = sgd.make_private(linear, optimizer, small, plan())
-    for _ in lots:
+    model, optimizer, lots = sgd.make_private(linear, optimizer, small, plan())
+    for x, y in lots:
+        nn.CrossEntropyLoss()(model(x), y).backward()
         with pytest.raises(InvalidArgument, match="closure"):
             optimizer.step(lambda: 0.0)
-        break
+        with pytest.raises(InvalidArgument, match="closure"):
+            optimizer.step(closure=lambda: 0.0)
+        optimizer.step(None)
+    assert lots.run.step.taken == 3
 
 
 def test_a_gradient_that_is_not_finite_adds_nothing(small, linear):

@@ -1,16 +1,20 @@
 """The trainer: end to end on digits, validation that is billed, averages, schedules, views, early stop."""
 
+import math
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
 
 from terrine import sgd
-from terrine.errors import BudgetExceeded
-from terrine.events import Budget, Gaussian, Repeated
+from terrine.errors import BudgetExceeded, InvalidArgument
+from terrine.events import Budget, Composed, Gaussian, Repeated, Reproducible
 from terrine.sgd.averaging import Average
+from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.optimizers import CorrectedAdam
 from terrine.sgd.training import affordable_steps
-from terrine.sgd.validation import Budgeted, Public
+from terrine.sgd.validation import Budgeted, Public, right
 from terrine.sgd.views import Views, augmented, averaged
 
 from .conftest import oracle
@@ -84,9 +88,84 @@ def test_looks_at_private_validation_data_are_charged_before_training(digits):
     account = Notes()
     looks = Budgeted((digits[1][0], digits[1][1]), noise=5.0, times=3)
     history = trainer(digits_plan(), account=account, validation=looks).fit(digits[0])
-    assert [event for event, _ in account.charges] == [Repeated(Gaussian(noise=5.0), 3), digits_plan().event]
+    paid = Reproducible(Repeated(Gaussian(noise=5.0), 3))
+    assert [event for event, _ in account.charges] == [Composed([digits_plan().event, paid])]
     assert len(history.scores) == 3
     assert history.scores[-1][0] == 150
+
+
+class Stop(Exception):
+    pass
+
+
+class Killer:
+    """A schedule that ends the run after so many steps."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def step(self):
+        self.steps -= 1
+        if not self.steps:
+            raise Stop
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def interrupted(small, path, account, **options):
+    """A run of six steps that is killed after the fifth, and the same again, which goes on."""
+    for killed, changes in ((5, {}), (-1, options.pop("again", {}))):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        plan = sgd.Plan(examples=12, lot=6, steps=6, clip=0.7, noise=1.0, delta=1e-5)
+        learner = sgd.Trainer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            nn.CrossEntropyLoss(),
+            plan,
+            account=account,
+            schedule=Killer(killed),
+            checkpoint=Checkpoint(path, every=2),
+            progress=False,
+            **{**options, **changes},
+        )
+        with suppress(Stop):
+            history = learner.fit(small)
+    return plan, history
+
+
+def test_looks_are_charged_once_however_often_the_run_is_resumed(small, tmp_path):
+    account = Notes()
+    plan, _ = interrupted(small, tmp_path / "run.pt", account, validation=Budgeted(small, noise=5.0, times=3))
+    assert [event for event, _ in account.charges] == [Composed([plan.event, Repeated(Gaussian(noise=5.0), 3)])]
+
+
+@pytest.mark.parametrize("other", [None, Budgeted((torch.zeros(2, 4), torch.zeros(2).long()), noise=2.0)])
+def test_a_run_is_not_resumed_with_looks_that_were_not_charged(small, tmp_path, other):
+    looks = Budgeted(small, noise=5.0, times=3)
+    with pytest.raises(InvalidArgument, match="with another"):
+        interrupted(small, tmp_path / "run.pt", Notes(), validation=looks, again={"validation": other})
+
+
+def test_looks_are_not_charged_for_a_model_that_is_refused(small):
+    account = Notes()
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    plan = sgd.Plan(examples=12, lot=6, steps=6, clip=0.7, noise=1.0, delta=1e-5)
+    learner = sgd.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        nn.CrossEntropyLoss(),
+        plan,
+        account=account,
+        validation=Budgeted(small, noise=5.0),
+    )
+    with pytest.raises(InvalidArgument, match="BatchNorm1d"):
+        learner.fit(small)
+    assert account.charges == []
 
 
 def test_nothing_is_trained_where_the_account_refuses(digits):
@@ -113,6 +192,27 @@ def test_training_stops_at_a_smaller_budget_and_is_charged_for_that(digits):
     assert plan.epsilon_after(history.steps + 1) > budget.epsilon
     assert account.charges[0][0] == plan.event_after(history.steps)
     assert affordable_steps(plan, Budget(epsilon=1e-9, delta=1e-9)) == 0
+
+
+@pytest.mark.parametrize("preparation", [(), (Gaussian(noise=0.5),)])
+def test_a_budget_for_no_step_is_refused_before_it_is_charged(digits, preparation):
+    account = Notes()
+    learner = trainer(digits_plan(preparation=preparation), account=account)
+    with pytest.raises(BudgetExceeded, match="not one step"):
+        learner.fit(digits[0], until=Budget(epsilon=0.01, delta=1e-5))
+    assert account.charges == []
+
+
+def test_views_that_nothing_makes_are_refused(digits):
+    with pytest.raises(InvalidArgument, match="views=4"):
+        trainer(digits_plan(), views=4)
+    with pytest.raises(InvalidArgument, match="views=0"):
+        trainer(digits_plan(), views=0, augment=torch.clone)
+
+
+def test_the_scores_before_an_interruption_are_remembered(small, tmp_path):
+    _, history = interrupted(small, tmp_path / "run.pt", None, validation=Public(small, every=2))
+    assert [taken for taken, _ in history.scores] == [2, 4, 6]
 
 
 def test_a_schedule_of_learning_rates_runs_with_the_steps(digits):
@@ -148,3 +248,45 @@ def test_an_average_follows_the_weights():
     average.exchange(model)
     first = 1 - min(0.5, 3 / 12)
     assert model.weight.item() == pytest.approx(first + (1 - first) * (1 - min(0.5, 4 / 13)))
+
+
+def evaluated(model, criterion, data, **options):
+    plan = sgd.Plan(examples=12, lot=6, steps=3, clip=0.7, noise=1.0, delta=1e-5)
+    learner = sgd.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), criterion, plan, progress=False)
+    return learner.evaluate(data, **options)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("at_once", [1024, 5, 1])
+def test_the_loss_is_a_mean_whatever_the_reduction(small, linear, reduction, at_once):
+    found = evaluated(linear, nn.CrossEntropyLoss(reduction=reduction), small, at_once=at_once)
+    assert found.loss == pytest.approx(nn.CrossEntropyLoss()(linear(small[0]), small[1]).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 1), (12, 3)], ids=str)
+def test_targets_that_are_no_classes_have_no_accuracy(small, shape):
+    outputs = shape[1] if len(shape) > 1 else 1
+    model = nn.Sequential(nn.Linear(4, outputs), nn.Flatten(0) if len(shape) == 1 else nn.Identity())
+    target = torch.randn(shape)
+    found = evaluated(model, nn.MSELoss(), (small[0], target))
+    assert found.loss == pytest.approx(nn.MSELoss()(model(small[0]), target).item(), rel=1e-5)
+    assert math.isnan(found.accuracy)
+    with pytest.raises(InvalidArgument, match="classes"):
+        Budgeted((small[0], target), noise=1.0)
+
+
+def test_an_example_with_many_targets_counts_as_one(linear):
+    """Else one of them would move a paid-for count of right answers by more than 1."""
+    output = torch.randn(5, 3, 7)
+    target = output.argmax(1)
+    assert torch.equal(right(output, target), torch.ones(5).double())
+    with pytest.raises(InvalidArgument, match="want one output for each class"):
+        right(output, target.unsqueeze(1))
+
+
+def test_a_list_of_samples_is_evaluated_as_it_is_trained_on(small, linear):
+    listed = [(x, int(y)) for x, y in zip(*small, strict=True)]
+    assert evaluated(linear, nn.CrossEntropyLoss(), listed) == evaluated(linear, nn.CrossEntropyLoss(), small)
+    for empty in ([], (small[0][:0], small[1][:0])):
+        with pytest.raises(InvalidArgument, match="without examples"):
+            evaluated(linear, nn.CrossEntropyLoss(), empty)

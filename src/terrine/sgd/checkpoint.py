@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
+from terrine.events import Event
 from terrine.sgd import distributed
 from terrine.sgd.lots import Source
 from terrine.sgd.noise import Key
@@ -68,6 +69,8 @@ class Checkpoint:
     def __post_init__(self) -> None:
         self.path = Path(self.path)
         self.every = check.whole("every", self.every)
+        if self.seal is not None and len(self.seal) != 32:
+            raise InvalidArgument(f"seal of {len(self.seal)} bytes: want 32, such as os.urandom(32)")
 
     def open(self, plan: Plan, source: Source) -> Saved | None:
         """What is there to go on from; None where nothing is.
@@ -90,12 +93,15 @@ class Checkpoint:
             raise InvalidArgument(f"{self.path}: a run on other data; its noise must not be used twice, start anew")
         return Saved(key, record["charged_to"], record["limit"], record, secret["generators"])
 
-    def attach(self, run: Run, source: Source, saved: Saved | None, *, charged_to: str | None) -> None:
+    def attach(
+        self, run: Run, source: Source, saved: Saved | None, *, charged_to: str | None, looks: Event | None = None
+    ) -> None:
         """Bring `run` to where it was saved, and keep it from now on."""
         self._constant = {
             "plan": repr(run.step.plan),
             "charged_to": charged_to,
             "limit": run.step.limit,
+            "looks": repr(looks),
             "data": source.fingerprint(run.step.key.secret),
         }
         if saved is None:
@@ -137,6 +143,7 @@ class Checkpoint:
             "plan": self._constant["plan"],
             "charged_to": self._constant["charged_to"],
             "limit": self._constant["limit"],
+            "looks": self._constant["looks"],
             "taken": run.step.taken,
             "bound": run.step.bound,
             "model": run.step.model.state_dict(),
@@ -171,8 +178,6 @@ class Checkpoint:
 
     def _sealing_key(self, *, make: bool) -> bytes:
         if self.seal is not None:
-            if len(self.seal) != 32:
-                raise InvalidArgument(f"seal of {len(self.seal)} bytes: want 32, such as os.urandom(32)")
             return self.seal
         if not self._key_path.exists():
             if not make:

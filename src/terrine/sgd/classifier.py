@@ -19,6 +19,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from terrine import check
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import Budget
 from terrine.sgd.plan import Plan
@@ -64,26 +65,34 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.normalise, self.classes, self.account, self.seed = normalise, classes, account, seed
 
     def fit(self, X: Any, y: Any) -> PrivateClassifier:
-        """Train on rows `X` with labels `y`."""
+        """Train on rows `X` with labels `y`; where that is refused, nothing is fitted.
+
+        Raises:
+            InvalidArgument: a setting is out of range, or does not fit the data.
+            BudgetExceeded: the account has not enough left; nothing was trained.
+        """
+        self.__dict__.pop("history_", None)
         X, y = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
         places = self._places(y)
         self.module_ = self._module(X.shape[1], len(self.classes_))
+        self._check_module(X.shape[1])
         self.plan_ = Plan(
             examples=len(X),
-            lot=self.lot or max(1, len(X) // 20),
+            lot=max(1, len(X) // 20) if self.lot is None else self.lot,
             epochs=self.epochs,
             clip=self.clip,
             budget=Budget(epsilon=self.epsilon, delta=self.delta),
             seed=self.seed,
         )
-        optimizer = torch.optim.SGD(self.module_.parameters(), lr=self.learning_rate)
+        rate = check.positive("learning_rate", self.learning_rate)
+        optimizer = torch.optim.SGD(self.module_.parameters(), lr=rate)
         loss = nn.CrossEntropyLoss(reduction="none")
         trainer = Trainer(self.module_, optimizer, loss, self.plan_, account=self.account, progress=False)
-        self.history_ = trainer.fit((self._inputs(X), torch.from_numpy(places)), purpose="PrivateClassifier")
+        history = trainer.fit((self._inputs(X), torch.from_numpy(places)), purpose="PrivateClassifier")
         self.epsilon_, self.event_ = self.plan_.epsilon, self.plan_.event
-        self.n_iter_ = self.plan_.steps
+        self.n_iter_, self.history_ = self.plan_.steps, history
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -120,6 +129,19 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             widths = [features, *self.hidden]
             layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())]
             return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+    @torch.no_grad()
+    def _check_module(self, features: int) -> None:
+        """A module of other outputs would give probabilities for classes that there are not."""
+        found = tuple(copy.deepcopy(self.module_).eval()(torch.zeros(1, features)).shape)
+        if found != (1, len(self.classes_)):
+            raise InvalidArgument(
+                f"module: gives shape {found} for one row; want (1, {len(self.classes_)}), one number for each class"
+            )
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether a fit has come to its end."""
+        return hasattr(self, "history_")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -31,20 +31,20 @@ class Piece(NamedTuple):
 
 
 class Source:
-    """A data set that can be read by index lists.
+    """A data set that can be read by index lists; `examples` is how many the plan wants, None where there is none.
 
     Raises:
         InvalidArgument: it cannot, or it has another number of examples than the plan.
     """
 
-    def __init__(self, dataset: Any, examples: int, *, collate: Collate | None = None, workers: int = 0) -> None:
+    def __init__(self, dataset: Any, examples: int | None, *, collate: Collate | None = None, workers: int = 0) -> None:
         self._tensors = _tensors(dataset)
         if self._tensors is None:
             _check_map_style(dataset)
         self._dataset, self._collate, self._workers = dataset, collate or default_collate, workers
-        found = len(self._tensors[0]) if self._tensors is not None else len(dataset)
-        if found != examples:
-            raise InvalidArgument(f"dataset of {found} examples: want the plan's examples={examples}")
+        self.examples = len(self._tensors[0]) if self._tensors is not None else len(dataset)
+        if examples is not None and self.examples != examples:
+            raise InvalidArgument(f"dataset of {self.examples} examples: want the plan's examples={examples}")
 
     def batches(self, indices: Iterator[Indices]) -> Iterator[Any]:
         """One batch for every index list, in order; an empty list gives a batch without rows."""
@@ -117,7 +117,7 @@ def empty_like(batch: Any) -> Any:
 def cut(indices: Indices, size: int | None, share: tuple[int, int]) -> list[tuple[Indices, Piece]]:
     """One process' share (rank, world) of a lot, in pieces of at most `size`; never no piece."""
     own = indices[share[0] :: share[1]]
-    size = size or max(len(own), 1)
+    size = max(len(own), 1) if size is None else size
     starts = range(0, max(len(own), 1), size)
     parts = [own[start : start + size] for start in starts]
     return [(part, Piece(len(part), place == len(parts) - 1)) for place, part in enumerate(parts)]

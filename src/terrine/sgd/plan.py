@@ -24,6 +24,7 @@ from terrine.sgd.sampling import Poisson, Sampling, Stage
 from terrine.sgd.schedules import CONSTANT, Adaptive, Stages
 
 _FOUND_BY_THE_PLAN: Any = None
+_SAMPLING = ("reach", "steps", "event", "draw")  # what `Sampling` has
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Plan:
         settle(self, "lot", check.whole("lot", self.lot))
         if self.lot > self.examples:
             raise check.refuse("lot", self.lot, f"at most examples={self.examples}")
+        self._check_kinds()
         self._check_clip()
         settle(self, "preparation", tuple(self.preparation))
         settle(self, "steps", self._settled_steps())
@@ -105,7 +107,13 @@ class Plan:
         return self.epsilon_after(self.steps)
 
     def event_after(self, steps: int) -> Event:
-        """What the first `steps` steps do to the data, with what prepared them."""
+        """What the first `steps` steps do to the data, with what prepared them.
+
+        Raises:
+            InvalidArgument: the plan has fewer steps.
+        """
+        if check.whole("steps", steps, at_least=0) > self.steps:
+            raise check.refuse("steps", steps, f"at most the plan's {self.steps}")
         return self._event(self.noise, steps)
 
     def epsilon_after(self, steps: int) -> float:
@@ -154,6 +162,20 @@ class Plan:
         if not isinstance(self.rule, Adaptive):
             return gradient
         return Composed([gradient, Gaussian(noise=self.rule.count_noise(self.lot), unit=self.unit)])
+
+    def _check_kinds(self) -> None:
+        """Other kinds of values would be found out later, by errors that say nothing."""
+        sampling = self.sampling
+        if isinstance(sampling, type) or not all(hasattr(sampling, name) for name in _SAMPLING):
+            raise check.refuse("sampling", sampling, "a way of drawing lots, such as sgd.Poisson()")
+        for name, stages in (("noise_stages", self.noise_stages), ("clip_stages", self.clip_stages)):
+            if not isinstance(stages, Stages):
+                raise check.refuse(name, stages, "sgd.Stages(...)")
+        if self.budget is not None and not isinstance(self.budget, Budget):
+            raise check.refuse("budget", self.budget, "Budget(epsilon, delta)")
+        given = self.preparation
+        if not isinstance(given, tuple | list) or not all(isinstance(one, Event) for one in given):
+            raise check.refuse("preparation", given, "a tuple of events, such as (projection.event,)")
 
     def _check_clip(self) -> None:
         clip, wanted = self.clip, "> 0, or a clipping rule such as sgd.PerLayer"

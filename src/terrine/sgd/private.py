@@ -13,8 +13,11 @@ with it is post-processing.
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol
 
 import torch
@@ -25,12 +28,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
-from terrine.events import Event
+from terrine.events import Composed, Event, Reproducible
 from terrine.sgd import distributed
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Recorder
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import within
+from terrine.sgd.clipping.examples import is_unwatched
 from terrine.sgd.clipping.trial import misunderstood
 from terrine.sgd.lots import FIRST, Collate, Piece, Source, cut, cut_to_fit
 from terrine.sgd.noise import Key
@@ -114,6 +118,7 @@ def start(
     *,
     watch: bool,
     limit: int | None = None,
+    looks: Event | None = None,
     criterion: Callable[[Any, Any], Tensor] | None = None,
     collate: Collate | None = None,
     workers: int = 0,
@@ -123,25 +128,44 @@ def start(
     purpose: str = "DP-SGD",
     by: str = "terrine.sgd",
 ) -> tuple[nn.Module, Optimizer, Lots]:
-    """`make_private`, with or without watching the model: a trainer computes clipped sums itself."""
+    """`make_private`, with or without watching the model: a trainer computes clipped sums itself.
+
+    `looks` is what the run does to private data beside the plan, such as a paid-for validation; it is charged with it.
+    """
     bare = unwrapped(model)
     validate(bare)
     _check_optimizer(bare, optimizer)
+    piece = None if piece is None else check.whole("piece", piece)
+    workers = check.whole("workers", workers, at_least=0)
+    memory = _memory(memory, piece, workers)
+    if criterion is not None and not callable(criterion):
+        raise check.refuse("criterion", criterion, "a function of the output and the target")
     source = Source(dataset, plan.examples, collate=collate, workers=workers)
-    kept = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
+    kept = _kept(checkpoint)
     saved = None if kept is None else kept.open(plan, source)
     key = distributed.agreed(saved.key if saved else Key.fresh() if plan.seed is None else Key.seeded(plan.seed))
     step = Step(bare, plan, key, limit)
-    if saved is not None and saved.limit != step.limit:
-        raise InvalidArgument(f"limit={step.limit}: the run in {kept} was begun, and charged, for {saved.limit} steps")
+    if kept is not None and saved is not None:
+        if saved.limit != step.limit:
+            begun = f"the run in {kept.path} was begun, and charged, for {saved.limit} steps"
+            raise InvalidArgument(f"limit={step.limit}: {begun}")
+        if saved.record.get("looks", repr(None)) != repr(looks):
+            raise InvalidArgument(f"validation: the run in {kept.path} was begun, and charged, with another")
     receipt = None if saved is None else saved.charged_to
     if account is not None and distributed.is_first() and not _is_charged(account, receipt):
-        receipt = _receipt(account, account.charge(plan.event_after(step.limit), purpose=purpose, by=by))
-    run = Run(step, optimizer, Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None, criterion)
+        event = plan.event_after(step.limit)
+        if looks is not None:
+            event = Composed([event, looks if plan.seed is None else Reproducible(looks)])
+        receipt = _receipt(account, account.charge(event, purpose=purpose, by=by))
+    for part in bare.modules():
+        if (other := _RUNS.get(id(part))) is not None:
+            other.close("another private run has begun on its model")
+    recorder = Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None
+    run = _RUNS[id(bare)] = Run(step, optimizer, recorder, criterion)
     optimizer._terrine_run = run  # type: ignore[attr-defined]
-    lots = Lots(source, run, piece, _memory(memory, piece, workers))
+    lots = Lots(source, run, piece, memory)
     if kept is not None:
-        kept.attach(run, source, saved, charged_to=receipt)
+        kept.attach(run, source, saved, charged_to=receipt, looks=looks)
         run.checkpoint = kept
     if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = False  # the clipped sums are added up here, after clipping
@@ -149,7 +173,7 @@ def start(
 
 
 class Lots:
-    """The plan's lots, each once; iterating again goes on where the last loop stopped."""
+    """The plan's lots, each once; iterating again goes on after the last lot that was handed out."""
 
     def __init__(self, source: Source, run: Run, piece: int | None, memory: float | None = None) -> None:
         self._source, self.run, self._piece, self._memory = source, run, piece, memory
@@ -162,6 +186,10 @@ class Lots:
         """The certified epsilon of the steps taken so far; the account was charged for all of them."""
         return self.run.step.plan.epsilon_after(self.run.step.taken)
 
+    def close(self) -> None:
+        """End the run before its last step, and leave the model as it is: further lots and steps are refused."""
+        self.run.close("the run was closed")
+
     def keep(self, **others: Any) -> None:
         """Have the checkpoint hold more, such as a learning-rate schedule; restores them where it resumes."""
         if self.run.checkpoint is None:
@@ -169,20 +197,23 @@ class Lots:
         self.run.checkpoint.keep(others)
 
     def __iter__(self) -> Iterator[Any]:
-        plan = self.run.step.plan
-        sizes: list[Piece] = []
+        run, plan = self.run, self.run.step.plan
+        loop = run.enter()
+        ahead: deque[tuple[Piece, bool]] = deque()  # worker processes read further lots while one is in use
 
         def indices() -> Iterator[Any]:
-            for step in range(self.run.step.taken, self.run.step.limit):
-                drawn = plan.sampling.draw(self.run.step.key, step, examples=plan.examples, lot=plan.lot)
-                for part, piece in self._cut(drawn):
-                    sizes.append(piece)
+            for step in range(run.step.taken, run.step.limit):
+                drawn = plan.sampling.draw(run.step.key, step, examples=plan.examples, lot=plan.lot)
+                for place, (part, piece) in enumerate(self._cut(drawn)):
+                    ahead.append((piece, place == 0))
                     yield part
 
-        for place, batch in enumerate(self._source.batches(indices())):
-            yield self.run.begin(batch, sizes[place])
-            self.run.finish()
-        self.run.done()
+        for batch in self._source.batches(indices()):
+            piece, first = ahead.popleft()
+            yield run.begin(batch, piece, first=first)
+            run.check(loop)
+            run.finish()
+        run.done()
 
     def _cut(self, drawn: Indices) -> Iterable[tuple[Indices, Piece]]:
         memory, run = self._memory, self.run
@@ -204,9 +235,14 @@ class Run:
         self.step, self.optimizer, self.recorder = step, optimizer, recorder
         self.checkpoint: Checkpoint | None = None
         self._criterion = criterion
-        self._piece: Piece | None = None
+        self._loop: object = None
+        self._closed: str | None = None  # why there are no further steps
+        self._done = False
+        self._piece: Piece | None = None  # that waits for its step
+        self._last = False
         self._target: Any = None
         self._given: tuple[Any, Any] | None = None
+        self._aside = False  # a forward pass that could only train, while there is no lot
         self._tape: Tape | None = None
         self._reduction: Reduction | None = None
         self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
@@ -217,10 +253,34 @@ class Run:
             self._hooks.append(before)
             self._hooks.append(step.model.register_forward_hook(self._after_forward))
 
-    def begin(self, batch: Any, piece: Piece) -> Any:
+    def enter(self) -> object:
+        """A loop over the lots begins, and ends any other; a lot that was not stepped on is used up.
+
+        Raises:
+            OutOfOrder: the run was closed.
+        """
+        if self._closed is not None:
+            raise OutOfOrder(f"lots: {self._closed}; want a run of its own, by make_private")
+        self.step.skip()
+        self._piece = self._tape = None
+        self._loop = object()
+        return self._loop
+
+    def check(self, loop: object) -> None:
+        """Refuse to go on with a loop that another has ended.
+
+        Raises:
+            OutOfOrder: it has.
+        """
+        if loop is not self._loop:
+            why = self._closed or "another loop over them has begun since"
+            raise OutOfOrder(f"lots: {why}; want one loop at a time")
+
+    def begin(self, batch: Any, piece: Piece, *, first: bool = True) -> Any:
         """Hand out a piece of a lot."""
-        self._piece = piece
-        self.step.begin()
+        self._piece, self._last = piece, piece.last
+        if first:
+            self.step.begin()
         if self.recorder is None:
             return batch
         self.recorder.discard()
@@ -237,8 +297,8 @@ class Run:
         return FIRST if seen is None else within(memory, *seen)
 
     def finish(self) -> None:
-        """A piece is over; where the loop took no step, the lot counts as used all the same."""
-        if self._piece is not None and self._piece.last:
+        """A piece is over; where the loop took no step, or one that failed, the lot counts as used all the same."""
+        if self._last:
             self.step.skip()
         if self._piece is not None and self.recorder is not None:
             self.recorder.discard()
@@ -248,27 +308,45 @@ class Run:
 
     def done(self) -> None:
         """There are no more lots."""
+        self._leave()
+        if self.checkpoint is not None and not self._done:
+            self.checkpoint.after_run(self)
+        self._done = True
+
+    def close(self, why: str) -> None:
+        """Leave the model, and take no further step."""
+        self._leave()
+        self._piece, self._loop, self._closed = None, None, why
+
+    def __deepcopy__(self, _memo: Any) -> Run:
+        """Itself: hooks are copied with a model, and do nothing for the copy."""
+        return self
+
+    def _leave(self) -> None:
+        """Take what watches off the model."""
         for hook in self._hooks[1:]:
             hook.remove()
         del self._hooks[1:]
         if self.recorder is not None:
             self.recorder.close()
             self.recorder = None
-        if self.checkpoint is not None:
-            self.checkpoint.after_run(self)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if args[1:] or kwargs.get("closure") is not None:
+        if any(one is not None for one in (*args[1:], *kwargs.values())):
             raise InvalidArgument("optimizer.step(closure): want step() without one; a closure would look again")
-        if self._piece is None:
-            over = self.step.taken >= self.step.limit
-            why = f"all {self.step.limit} steps of the plan are taken" if over else "no lot has been handed out"
+        over = self.step.taken >= self.step.limit
+        if self._piece is None or over:
+            done = f"all {self.step.limit} steps of the plan are taken"
+            why = done if over else self._closed or "no lot has been handed out"
             raise OutOfOrder(f"optimizer.step(): {why}; want one step for each lot")
+        self.step.check_parameters(optimizer)
         piece, self._piece = self._piece, None
         if self.recorder is not None:
             self.step.add(self._clipped(piece))
         if piece.last:
             self.step.release(optimizer)
+            if self.step.taken >= self.step.limit:
+                self._leave()
         else:
             self.step.withhold()
 
@@ -300,12 +378,18 @@ class Run:
             return None
         return _undoing(reduction, self._piece)
 
+    def _is_watching(self, module: nn.Module) -> bool:
+        return module is self.step.model and torch.is_grad_enabled() and not is_unwatched()
+
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Prepare the model for what it was given, where that is the lot that was handed out."""
-        self._given = None
-        if self._piece is None or not torch.is_grad_enabled():
+        self._given, self._aside = None, False
+        if not self._is_watching(module):
             return None
         leaves = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        if self._piece is None:
+            self._aside = module.training and not any(leaf.requires_grad for leaf in leaves)
+            return None
         rows = next((len(leaf) for leaf in leaves if leaf.dim()), -1)
         if not module.training and rows != self._piece.size:
             return None  # a look at other data on the way
@@ -323,7 +407,13 @@ class Run:
         return args, kwargs
 
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> Any:
-        if self._piece is None or self._given is None or not torch.is_grad_enabled():
+        if not self._is_watching(module):
+            return None
+        if self._aside:
+            for leaf in tree_flatten(output)[0]:
+                if isinstance(leaf, Tensor) and leaf.requires_grad:
+                    leaf.register_hook(_refuse_aside)
+        if self._piece is None or self._given is None:
             return None
         leaves, size = tree_flatten(output)[0], self._piece.size
         if size == 0:
@@ -342,6 +432,16 @@ class Run:
         else:
             return self._tape.watch(output, output=True)
         return None
+
+
+_RUNS: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()  # by the id of their models
+
+
+def _refuse_aside(_: Tensor) -> None:
+    raise OutOfOrder(
+        "loss.backward(): no lot has been handed out, and the private run on this model keeps every gradient; want "
+        "the loop over its lots, or lots.close() to end it"
+    )
 
 
 def _undoing(reduction: Reduction | None, piece: Piece) -> float:
@@ -397,6 +497,29 @@ def _memory(memory: float | None, piece: int | None, workers: int) -> float | No
     if piece is not None or workers:
         raise InvalidArgument(f"memory={memory} with piece={piece}, workers={workers}: want memory= alone, or piece=")
     return check.positive("memory", memory)
+
+
+def _kept(checkpoint: Checkpoint | str | Path | None) -> Checkpoint | None:
+    """Where the run is kept, tried before anything is charged.
+
+    Raises:
+        InvalidArgument: it is no place.
+        OutOfOrder: nothing can be written there.
+    """
+    kept = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
+    if kept is None:
+        return None
+    if not isinstance(kept, Checkpoint):
+        raise check.refuse("checkpoint", kept, "a path or a Checkpoint")
+    if distributed.is_first():
+        try:
+            TemporaryFile(dir=kept.path.parent).close()
+        except OSError as error:
+            raise OutOfOrder(
+                f"{kept.path}: the checkpoint could not be written ({error.strerror}); want a folder that is there "
+                "and has room"
+            ) from error
+    return kept
 
 
 def _receipt(account: Account, charge: Any) -> str:

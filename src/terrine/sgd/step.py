@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from terrine.errors import InvalidArgument
 from terrine.sgd import distributed, kernels, products
 from terrine.sgd.clipping import Clipped, ClippingRule
+from terrine.sgd.clipping.examples import trained
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
 from terrine.sgd.schedules import Adaptive
@@ -27,10 +29,10 @@ class Step:
         self.limit = plan.steps if limit is None else min(limit, plan.steps)
         self.taken = 0
         self.bound = plan.first_bound
-        self.parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self.parameters = trained(model)
         self._sums: dict[str, Tensor] = {}
         self._within = 0.0
-        self._released = False
+        self._open = False  # a lot is handed out, and not used up
         kernels.load()
         products.load()
         key.draw(Purpose.NOISE, plan.steps).normal(2)  # loads what makes noise: no step shall wait for it
@@ -41,8 +43,9 @@ class Step:
         return self.plan.clip_at(self.taken, self.bound)
 
     def begin(self) -> None:
-        """A lot, or a further piece of it, is about to be handed out."""
-        self._released = False
+        """A lot is about to be handed out: nothing is left of one before."""
+        self._clear()
+        self._open = True
 
     def add(self, clipped: Clipped | None) -> None:
         """Take in the clipped sum of one piece; None for a piece without examples."""
@@ -60,6 +63,28 @@ class Step:
             # One count per example, +1/2 within the bound and -1/2 beyond (or not finite): it moves it by 1/2.
             self._within += float((clipped.norms <= self.bound).double().sub(0.5).sum())
 
+    def check_parameters(self, optimizer: Optimizer) -> None:
+        """Refuse to step where other parameters are trained than when the run began: nothing clips their gradients.
+
+        Raises:
+            InvalidArgument: a parameter was added to the optimizer or the model, replaced, frozen or unfrozen.
+        """
+        own = {id(one) for one in self.parameters.values()}
+        present = trained(self.model)
+        if {id(one) for one in present.values()} != own:
+            known, found = set(self.parameters.items()), set(present.items())
+            changed = sorted({name for name, _ in known ^ found})
+            raise InvalidArgument(
+                f"{', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}: added, replaced, frozen or unfrozen "
+                "during the run; want the parameters that are trained settled before make_private"
+            )
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        if strange := sum(id(one) not in own and (one.requires_grad or one.grad is not None) for one in held):
+            raise InvalidArgument(
+                f"the optimizer holds {strange} more parameters than when the run began, and nothing clips their "
+                "gradients; want them to be the model's, before make_private"
+            )
+
     def release(self, optimizer: Optimizer) -> None:
         """Put the noisy average into the gradients and end the step."""
         deviation = self.plan.deviation_at(self.taken, self.rule.bound)
@@ -76,7 +101,6 @@ class Step:
         if isinstance(self.plan.rule, Adaptive):
             self._adapt(self.plan.rule)
         self._next()
-        self._released = True
 
     def withhold(self) -> None:
         """Leave the optimizer nothing to act on: the lot has more pieces."""
@@ -84,10 +108,9 @@ class Step:
             parameter.grad = None
 
     def skip(self) -> None:
-        """End a step that was not taken: its lot is used up, and nothing of it was released."""
-        if not self._released:
+        """End a step that was not taken, if a lot was handed out for it: that is used up, and nothing was released."""
+        if self._open:
             self._next()
-        self._released = False
 
     def _total(self, name: str, parameter: nn.Parameter) -> Tensor:
         total = self._sums.get(name)
@@ -103,5 +126,7 @@ class Step:
 
     def _next(self) -> None:
         self.taken += 1
-        self._sums = {}
-        self._within = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sums, self._within, self._open = {}, 0.0, False

@@ -10,10 +10,12 @@ takes the memory of a small one.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from terrine import accounting
+from terrine import accounting, check
+from terrine.errors import BudgetExceeded, InvalidArgument
 from terrine.events import Budget
 from terrine.rounding import up
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import clipped_sum
+from terrine.sgd.clipping.reduction import is_mean
 from terrine.sgd.lots import Collate, Source
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import Account, Lots, start, unwrapped
-from terrine.sgd.validation import Best, Budgeted, Public, right
+from terrine.sgd.validation import Best, Budgeted, Public, are_classes, right
 from terrine.sgd.views import Views, augmented, averaged
 
 
@@ -49,7 +53,10 @@ class History:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss and accuracy on the data given. On private data these numbers are not covered by the plan."""
+    """Mean loss and accuracy on the data given. On private data these numbers are not covered by the plan.
+
+    The accuracy is nan where the targets are not classes.
+    """
 
     loss: float
     accuracy: float
@@ -81,48 +88,68 @@ class Trainer:
         memory: float | None = None,
         progress: bool | None = None,
     ) -> None:
+        if not callable(criterion):
+            raise check.refuse("criterion", criterion, "a function of the output and the target")
         self.model, self.optimizer, self.criterion, self.plan = model, optimizer, criterion, plan
         self.account, self.schedule, self.average, self.validation = account, schedule, average, validation
-        self.augment, self.views = augment, views
+        self.augment, self.views = augment, check.whole("views", views)
+        if augment is None and self.views > 1:
+            raise check.refuse("views", views, "1 without augment=, which would make them")
         self._checkpoint = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
-        self._collate, self._workers, self._memory = collate, workers, memory
+        self._collate, self._workers = collate, workers
+        self._memory = None if memory is None else check.positive("memory", memory)
         self._progress = sys.stderr.isatty() if progress is None else progress
 
     def fit(self, dataset: Any, *, until: Budget | None = None, purpose: str = "DP-SGD") -> History:
         """Train on `dataset` to the plan's end, or to the last step that keeps `until`.
 
         Raises:
-            BudgetExceeded: the account has not enough left; nothing was trained.
+            BudgetExceeded: the account has not enough left, or `until` not enough for one step; nothing was trained.
         """
         limit = self.plan.steps if until is None else affordable_steps(self.plan, until)
+        if not limit:
+            raise BudgetExceeded(f"until={until}: not one step of the plan keeps it; nothing was charged or trained")
         looks = None if self.validation is None else self.validation.event()
-        if looks is not None and self.account is not None:
-            self.account.charge(looks, purpose=f"{purpose}: validation", by="terrine.sgd")
         _, _, lots = start(
             self.model, self.optimizer, dataset, self.plan, self.account,
-            watch=False, limit=limit, collate=self._collate, workers=self._workers,
+            watch=False, limit=limit, looks=looks, collate=self._collate, workers=self._workers,
             checkpoint=self._checkpoint, purpose=purpose,
         )  # fmt: skip
         return self._train(lots)
 
     def evaluate(self, dataset: Any, *, at_once: int = 1024) -> Evaluation:
-        """Mean loss and accuracy of the model on `dataset`."""
-        count = len(dataset[0]) if isinstance(dataset, tuple | list) else len(dataset)
-        source = Source(dataset, count, collate=self._collate, workers=self._workers)
+        """Mean loss and accuracy of the model on `dataset`.
+
+        Raises:
+            InvalidArgument: it has no examples.
+        """
+        source = Source(dataset, None, collate=self._collate, workers=self._workers)
+        count = source.examples
+        if not count:
+            raise InvalidArgument("a data set without examples: want one or more to evaluate on")
         places = torch.arange(count).numpy()
         loss, correct, training = 0.0, 0.0, self.model.training
         self.model.eval()
-        with torch.no_grad():
-            for x, y in source.batches(iter([places[at : at + at_once] for at in range(0, count, at_once)])):
-                output = self.model(x)
-                value = self.criterion(output, y)
-                loss += float(value.sum()) if value.dim() else float(value) * len(y)
-                correct += float(right(output, y).sum())
-        self.model.train(training)
+        try:
+            with torch.no_grad():
+                for x, y in source.batches(iter([places[at : at + at_once] for at in range(0, count, at_once)])):
+                    output = self.model(x)
+                    loss += self._total(output, y)
+                    correct += float(right(output, y).sum()) if are_classes(output, y) else math.nan
+        finally:
+            self.model.train(training)
         return Evaluation(loss / count, correct / count)
 
+    def _total(self, output: Any, y: Any) -> float:
+        """The sum of the losses, whatever the criterion makes of them."""
+        value = self.criterion(output, y)
+        if value.dim():
+            return float(value.sum())
+        mean = len(y) > 1 and is_mean(self.criterion, output, y, len(y))
+        return float(value) * (len(y) if mean else 1)
+
     def _train(self, lots: Lots) -> History:
-        step, best, scores = lots.run.step, Best(), []
+        step, best = lots.run.step, Best()
         if self._checkpoint is not None:
             others = {"schedule": self.schedule, "average": self.average, "best": best if self.validation else None}
             lots.keep(**{name: one for name, one in others.items() if one is not None})
@@ -132,16 +159,23 @@ class Trainer:
                 self._step(lots, batch)
                 show(step.taken)
                 if self.validation is not None and self.validation.due(step.taken, step.limit):
-                    scores.append((step.taken, self._look(lots, best)))
+                    self._look(lots, best)
         self._finish(best)
         found = self.plan.epsilon_after(step.taken)
-        return History(step.taken, found, self.plan.delta, tuple(scores), best.taken if self.validation else None)
+        chosen = best.taken if self.validation else None
+        return History(step.taken, found, self.plan.delta, tuple(best.scores), chosen)
+
+    @cached_property
+    def _learner(self) -> tuple[nn.Module, Callable[[Any, Any], Tensor]]:
+        """What is clipped, the same from step to step."""
+        model = unwrapped(self.model)
+        return (model, self.criterion) if self.augment is None else (Views(model), averaged(self.criterion))
 
     def _step(self, lots: Lots, batch: Any) -> None:
         x, y = batch
-        model, criterion = unwrapped(self.model), self.criterion
+        model, criterion = self._learner
         if self.augment is not None:
-            x, model, criterion = augmented(self.augment, x, self.views), Views(model), averaged(criterion)
+            x = augmented(self.augment, x, self.views)
         rule, room = lots.run.step.rule, self._memory
         clipped = clipped_sum(model, criterion, x, y, clip=rule, memory=room) if len(y) else None
         if clipped is not None and self.augment is not None:
@@ -154,7 +188,7 @@ class Trainer:
         if self.average is not None:
             self.average.update(self.model)
 
-    def _look(self, lots: Lots, best: Best) -> float:
+    def _look(self, lots: Lots, best: Best) -> None:
         assert self.validation is not None
         if self.average is not None:
             self.average.exchange(self.model)
@@ -162,7 +196,6 @@ class Trainer:
         best.offer(self.model, score, lots.run.step.taken)
         if self.average is not None:
             self.average.exchange(self.model)
-        return score
 
     def _finish(self, best: Best) -> None:
         if self.validation is not None:

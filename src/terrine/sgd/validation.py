@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from terrine import check
+from terrine.errors import InvalidArgument
 from terrine.events import Event, Gaussian, Repeated
 from terrine.sgd.noise import Key, Purpose
 
@@ -22,9 +23,26 @@ Score = Callable[[Any, Any], Tensor]
 """Output and target in, one number per example out."""
 
 
+def are_classes(output: Any, target: Any) -> bool:
+    """Whether the targets are classes, and the outputs one number for each of them."""
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
+        return False
+    return output.dim() > 1 and output.shape[1] > 1 and output.shape[:1] + output.shape[2:] == target.shape
+
+
 def right(output: Tensor, target: Tensor) -> Tensor:
-    """1 where the largest output is the target, else 0."""
-    return (output.argmax(dim=1) == target).double()
+    """One number per example: 1 where the largest output is the target, else 0; the mean where it has several.
+
+    Raises:
+        InvalidArgument: the targets are not classes.
+    """
+    if not are_classes(output, target):
+        raise InvalidArgument(
+            f"outputs of shape {tuple(output.shape)} for {target.dtype} targets of shape {tuple(target.shape)}: want "
+            "one output for each class, and whole numbers for targets"
+        )
+    found = (output.argmax(dim=1) == target).double()
+    return found if found.dim() == 1 else found.flatten(1).mean(1)
 
 
 @dataclass(frozen=True)
@@ -35,6 +53,7 @@ class Public:
     every: int = 100
 
     def __post_init__(self) -> None:
+        _check_data(self.data)
         object.__setattr__(self, "every", check.whole("every", self.every))
 
     def due(self, taken: int, steps: int) -> bool:
@@ -59,6 +78,7 @@ class Budgeted:
     times: int = 5
 
     def __post_init__(self) -> None:
+        _check_data(self.data)
         object.__setattr__(self, "noise", check.positive("noise", self.noise))
         object.__setattr__(self, "times", check.whole("times", self.times))
 
@@ -77,14 +97,16 @@ class Budgeted:
 
 
 class Best:
-    """The best model so far, by its validation score."""
+    """The best model so far, by its validation score, and all scores by the steps taken before them."""
 
     def __init__(self) -> None:
         self.score, self.taken = -1e300, 0
+        self.scores: list[tuple[int, float]] = []
         self._weights: dict[str, Tensor] = {}
 
     def offer(self, model: nn.Module, score: float, taken: int) -> None:
         """Keep this model if none scored higher."""
+        self.scores.append((taken, score))
         if score > self.score:
             self.score, self.taken = score, taken
             self._weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -96,11 +118,24 @@ class Best:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"score": self.score, "taken": self.taken, "weights": dict(self._weights)}
+        return {
+            "score": self.score,
+            "taken": self.taken,
+            "scores": list(self.scores),
+            "weights": dict(self._weights),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what a checkpoint kept."""
         self.score, self.taken, self._weights = state["score"], state["taken"], dict(state["weights"])
+        self.scores = [(taken, score) for taken, score in state["scores"]]
+
+
+def _check_data(data: tuple[Tensor, Tensor]) -> None:
+    if len(data) != 2 or len(data[0]) != len(data[1]) or not len(data[1]):
+        raise InvalidArgument(f"data of lengths {[len(one) for one in data]}: want inputs and as many targets")
+    if data[1].is_floating_point():
+        raise InvalidArgument(f"targets of {data[1].dtype}: want classes, as whole numbers")
 
 
 @torch.no_grad()

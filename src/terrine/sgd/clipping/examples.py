@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +14,24 @@ from terrine.errors import InvalidArgument
 
 Criterion = Callable[[Any, Any], Tensor]
 Lot = Any
+
+
+_unwatched: ContextVar[bool] = ContextVar("unwatched", default=False)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """What is computed inside is nothing that a recorder on the model should see."""
+    token = _unwatched.set(True)
+    try:
+        yield
+    finally:
+        _unwatched.reset(token)
+
+
+def is_unwatched() -> bool:
+    """Whether recorders are to let a forward pass go by."""
+    return _unwatched.get()
 
 
 def call(model: nn.Module, x: Lot) -> Any:

@@ -22,7 +22,17 @@ from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every 
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import FIRST, stops
 from terrine.sgd.clipping.contribution import Contribution
-from terrine.sgd.clipping.examples import Criterion, Lot, arguments, call, count, detached, part, trained
+from terrine.sgd.clipping.examples import (
+    Criterion,
+    Lot,
+    arguments,
+    call,
+    count,
+    detached,
+    part,
+    trained,
+    unwatched,
+)
 from terrine.sgd.clipping.fallback import per_example_gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.reduction import is_mean
@@ -38,6 +48,7 @@ from terrine.sgd.validate import validate
 log = logging.getLogger("terrine.sgd")
 
 
+@unwatched()
 def clipped_sum(
     model: nn.Module,
     criterion: Criterion,

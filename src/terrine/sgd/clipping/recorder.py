@@ -19,7 +19,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd import pages
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.chunks import FIRST, recorded
-from terrine.sgd.clipping.examples import trained
+from terrine.sgd.clipping.examples import is_unwatched, trained
 from terrine.sgd.clipping.parts import Part, can_be_cut, can_be_joined, cut, joined
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.registry import own_rules
@@ -90,6 +90,10 @@ class Recorder:
             hook.remove()
         self._hooks.clear()
 
+    def __deepcopy__(self, _memo: Any) -> Recorder:
+        """Itself: hooks are copied with a model, and do nothing for the copy."""
+        return self
+
     def _heard(self) -> list[Part]:
         return [part for lot in self._lots for part in lot if part.heard]
 
@@ -115,7 +119,7 @@ class Recorder:
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         self._open.append(None)
-        if not torch.is_grad_enabled() or len(self._open) > 1:
+        if not torch.is_grad_enabled() or len(self._open) > 1 or module is not self.model or is_unwatched():
             return None
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
         parameters = trained(module)
