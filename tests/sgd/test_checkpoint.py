@@ -1,14 +1,17 @@
 """A run that is killed goes on to the bit-identical model, and is never billed less."""
 
+import random
 import runpy
 import shutil
 import signal
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from terrine import sgd
 from terrine.errors import InvalidArgument, OutOfOrder
@@ -86,6 +89,67 @@ def test_a_fresh_key_is_kept_so_that_the_same_noise_comes_again(tmp_path, small)
     one, _ = begin(tmp_path / "a" / "run.pt", small, turns=99)
     two, _ = begin(tmp_path / "b" / "run.pt", small, turns=99)
     assert torch.equal(one.weight, two.weight)
+
+
+class Augmented(Dataset):
+    """Every reading of an example is another, by each of the global generators."""
+
+    def __init__(self, small):
+        self._small = small
+
+    def __len__(self):
+        return len(self._small[0])
+
+    def __getitem__(self, index):
+        x, y = (one[index] for one in self._small)
+        return x + torch.randn(4) + torch.from_numpy(np.random.randn(4)).float() + random.random(), y
+
+
+def noisy_gradients(path, data, *, workers, stop=99):
+    """What each step releases, by its number, with dropout and with draws of the program's own on the way."""
+    plan = sgd.Plan(examples=12, lot=6, steps=6, clip=1.0, noise=1.0, delta=1e-5, seed=1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keep = Checkpoint(path, every=2)
+    model, optimizer, lots = sgd.make_private(model, optimizer, data, plan, workers=workers, piece=4, checkpoint=keep)
+    torch.randn(stop), np.random.randn(stop), random.random()
+    found = {}
+    for x, y in lots:
+        nn.CrossEntropyLoss()(model(x), y).backward()
+        optimizer.step()
+        if model[0].weight.grad is not None:
+            found[lots.run.step.taken] = model[0].weight.grad.clone()
+            optimizer.zero_grad()
+        if lots.run.step.taken == stop:
+            break
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_repeated_step_has_its_old_gradient_whatever_was_drawn_before(tmp_path, small, workers):
+    """Else the difference of the two would be the data's, without noise."""
+    data = Augmented(small)
+    whole = noisy_gradients(tmp_path / "whole.pt", data, workers=0)
+    before = noisy_gradients(tmp_path / "run.pt", data, workers=workers, stop=3)
+    after = noisy_gradients(tmp_path / "run.pt", data, workers=workers)
+    assert (set(before), set(after)) == ({1, 2, 3}, {3, 4, 5, 6})
+    assert torch.equal(before[3], after[3])
+    assert all(torch.equal((before | after)[step], one) for step, one in whole.items())
+
+
+def test_augmentations_of_a_fresh_run_differ_between_steps_and_runs(tmp_path, small):
+    """The seeds come from the run's key: no two steps, and no two runs, share them."""
+    data = (torch.zeros(12, 4), small[1])
+    plan = sgd.Plan(examples=12, lot=12, steps=3, clip=1.0, noise=1.0, delta=1e-5)
+    seen = []
+    for workers in (0, 1, 1):
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        keep = tmp_path / f"{len(seen)}.pt"
+        _, _, lots = sgd.make_private(model, optimizer, Augmented(data), plan, workers=workers, checkpoint=keep)
+        seen += [x.sum().item() for x, _ in lots]
+    assert len(set(seen)) == 9
 
 
 def test_the_key_is_sealed_and_gone_when_the_run_is_over(tmp_path, small):

@@ -1,11 +1,12 @@
 """Checkpoints: a run that was killed at any moment goes on to the same final model, and is never billed less.
 
-The file holds the model, the optimizer, the steps taken, and, sealed, what must stay secret: the key that lots and
-noise come from, the states of the global generators, and a keyed fingerprint of the data. Whoever could read the key
-could subtract the noise, so it is encrypted (AES-GCM) under a key in a file of its own, `<path>.key`, readable by the
-owner only, or under one that the caller keeps; when the run is over the sealed part is dropped and the key file
-removed. Steps that are repeated after a crash draw the same lots and the same noise: they release nothing new. That
-argument needs the same data, so a run refuses to go on with other data.
+The file holds the model, the optimizer, the steps taken, and, sealed, what must stay secret: the key that lots, noise
+and the seeds of the global generators come from, and a keyed fingerprint of the data. Whoever could read the key could
+subtract the noise, so it is encrypted (AES-GCM) under a key in a file of its own, `<path>.key`, readable by the owner
+only, or under one that the caller keeps; when the run is over the sealed part is dropped and the key file removed.
+Steps that are repeated after a crash draw the same lots and the same noise: they release nothing new. That argument
+needs the same gradients, so a run that is kept seeds the global generators at every lot (`generators.py`), and refuses
+to go on with other data.
 
 Each save is written beside, flushed and renamed: there is always one whole checkpoint. The first is written after the
 account was charged and before the first step.
@@ -18,13 +19,11 @@ import hmac
 import io
 import json
 import os
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -50,7 +49,6 @@ class Saved:
     charged_to: str | None
     limit: int
     record: dict[str, Any]
-    generators: dict[str, Any] | None
 
 
 @dataclass
@@ -83,12 +81,12 @@ class Checkpoint:
                 f"{self.path}: a run of another plan, {record['plan']}; want the same or another path"
             )
         if record["sealed"] is None:
-            return Saved(Key.fresh(), record["charged_to"], record["limit"], record, None)
+            return Saved(Key.fresh(), record["charged_to"], record["limit"], record)
         secret = self._unsealed(record)
         key = Key(bytes.fromhex(secret["key"]))
         if not hmac.compare_digest(source.fingerprint(key.secret), secret["data"]):
             raise InvalidArgument(f"{self.path}: a run on other data; its noise must not be used twice, start anew")
-        return Saved(key, record["charged_to"], record["limit"], record, secret["generators"])
+        return Saved(key, record["charged_to"], record["limit"], record)
 
     def attach(self, run: Run, source: Source, saved: Saved | None, *, charged_to: str | None) -> None:
         """Bring `run` to where it was saved, and keep it from now on."""
@@ -106,8 +104,6 @@ class Checkpoint:
         run.step.taken, run.step.bound = saved.record["taken"], saved.record["bound"]
         self._restored = saved.record["others"]
         self._saved_at = run.step.taken
-        if saved.generators is not None:
-            _set_generators(saved.generators)
 
     def keep(self, others: Mapping[str, Any]) -> None:
         """Save these too, and restore them now where a run goes on."""
@@ -153,7 +149,7 @@ class Checkpoint:
         return self.path.with_name(self.path.name + ".key")
 
     def _sealed(self, run: Run) -> bytes:
-        secret = {"key": run.step.key.secret.hex(), "data": self._constant["data"], "generators": _generators()}
+        secret = {"key": run.step.key.secret.hex(), "data": self._constant["data"]}
         nonce = os.urandom(12)
         return nonce + AESGCM(self._sealing_key(make=True)).encrypt(nonce, json.dumps(secret).encode(), self._context())
 
@@ -212,22 +208,3 @@ def _write(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _generators() -> dict[str, Any]:
-    """The states of the global generators, which dropout and augmentations draw from."""
-    name, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, internal, following = random.getstate()
-    return {
-        "torch": bytes(torch.get_rng_state().tolist()).hex(),
-        "numpy": [name, words.tolist(), place, has_gauss, gauss],  # type: ignore[union-attr]
-        "python": [version, list(internal), following],
-    }
-
-
-def _set_generators(states: dict[str, Any]) -> None:
-    torch.set_rng_state(torch.tensor(list(bytes.fromhex(states["torch"])), dtype=torch.uint8))
-    name, words, place, has_gauss, gauss = states["numpy"]
-    np.random.set_state((name, np.array(words, dtype=np.uint32), place, has_gauss, gauss))
-    version, internal, following = states["python"]
-    random.setstate((version, tuple(internal), following))

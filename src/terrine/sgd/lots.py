@@ -8,9 +8,9 @@ tensors then have no rows, and the step that follows adds noise alone.
 from __future__ import annotations
 
 import hmac
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,9 +18,12 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from terrine.errors import InvalidArgument
+from terrine.sgd import generators
 from terrine.sgd.sampling import Indices
 
 Collate = Callable[[list[Any]], Any]
+Asked: TypeAlias = tuple[Indices, bytes | None]
+"""Which examples, and what to seed the global generators with before they are read."""
 
 
 class Piece(NamedTuple):
@@ -41,18 +44,22 @@ class Source:
         self._tensors = _tensors(dataset)
         if self._tensors is None:
             _check_map_style(dataset)
-        self._dataset, self._collate, self._workers = dataset, collate or default_collate, workers
+        self._dataset, self._reader, self.workers = dataset, _Reader(dataset, collate or default_collate), workers
         found = len(self._tensors[0]) if self._tensors is not None else len(dataset)
         if found != examples:
             raise InvalidArgument(f"dataset of {found} examples: want the plan's examples={examples}")
 
     def batches(self, indices: Iterator[Indices]) -> Iterator[Any]:
         """One batch for every index list, in order; an empty list gives a batch without rows."""
+        return self.seeded((one, None) for one in indices)
+
+    def seeded(self, asked: Iterator[Asked]) -> Iterator[Any]:
+        """The same, each read after the global generators were seeded for it, where there is a seed."""
         if self._tensors is not None:
-            return (self._selected(self._tensors, one) for one in indices)
-        if not self._workers:
-            return (self._read(one) for one in indices)
-        return self._loaded(indices)
+            return (self._selected(self._tensors, indices) for indices, _ in asked)
+        if not self.workers:
+            return (self._reader[one] for one in asked)
+        return self._loaded(asked)
 
     def fingerprint(self, secret: bytes) -> str:
         """A keyed digest of the data: all of what lies in memory, else some examples that read the same twice."""
@@ -76,37 +83,36 @@ class Source:
         chosen = torch.from_numpy(indices)
         return tuple(tensor.index_select(0, chosen.to(tensor.device)) for tensor in tensors)
 
-    def _read(self, indices: Indices) -> Any:
+    def _loaded(self, asked: Iterator[Asked]) -> Iterator[Any]:
+        """Through worker processes; their first seed is made from that of the first list."""
+        first = next(asked, None)
+        if first is None:
+            return
+        own = None if first[1] is None else torch.Generator().manual_seed(int.from_bytes(first[1][:8], "little"))
+        yield from DataLoader(
+            self._reader,
+            batch_size=None,
+            sampler=_Once(chain([first], asked)),
+            num_workers=self.workers,
+            collate_fn=_as_it_is,
+            generator=own,
+        )
+
+
+class _Reader(Dataset[Any]):
+    """Reads a lot's examples, here or in a worker process."""
+
+    def __init__(self, dataset: Any, collate: Collate) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __getitem__(self, asked: Asked) -> Any:
+        indices, seed = asked
+        generators.seed(seed)
         if not len(indices):
             return empty_like(self._collate([self._dataset[0]]))
         if hasattr(self._dataset, "__getitems__"):
             return self._collate(self._dataset.__getitems__(indices.tolist()))
         return self._collate([self._dataset[index] for index in indices.tolist()])
-
-    def _loaded(self, indices: Iterator[Indices]) -> Iterator[Any]:
-        """Through worker processes, which never see an empty list."""
-        empty: deque[bool] = deque()
-
-        def filled() -> Iterator[list[int]]:
-            for one in indices:
-                empty.append(not len(one))
-                if len(one):
-                    yield one.tolist()
-
-        loader = DataLoader(
-            self._dataset,
-            batch_sampler=_Once(filled()),
-            num_workers=self._workers,
-            collate_fn=self._collate,
-        )
-        for batch in loader:
-            while empty[0]:
-                empty.popleft()
-                yield self._read(_NOTHING)
-            empty.popleft()
-            yield batch
-        for _ in empty:
-            yield self._read(_NOTHING)
 
 
 def empty_like(batch: Any) -> Any:
@@ -144,13 +150,17 @@ def _digest(digest: hmac.HMAC, value: Any) -> None:
 
 
 class _Once:
-    """An iterator that a DataLoader accepts as its batch sampler."""
+    """An iterator that a DataLoader accepts as its sampler."""
 
-    def __init__(self, batches: Iterator[list[int]]) -> None:
-        self._batches = batches
+    def __init__(self, asked: Iterator[Asked]) -> None:
+        self._asked = asked
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._batches
+    def __iter__(self) -> Iterator[Asked]:
+        return self._asked
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
@@ -173,6 +183,4 @@ def _check_map_style(dataset: Any) -> None:
         raise InvalidArgument(f"dataset is a {name}: want a map-style Dataset or a tuple of tensors")
 
 
-_NOTHING = torch.empty(0, dtype=torch.int64).numpy()
-
-__all__ = ["FIRST", "Collate", "Dataset", "Piece", "Source", "cut", "cut_to_fit", "empty_like"]
+__all__ = ["FIRST", "Asked", "Collate", "Dataset", "Piece", "Source", "cut", "cut_to_fit", "empty_like"]

@@ -26,12 +26,12 @@ from torch.utils._pytree import tree_flatten, tree_map
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Event
-from terrine.sgd import distributed
+from terrine.sgd import distributed, generators
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Recorder
 from terrine.sgd.clipping.chunks import within
-from terrine.sgd.lots import FIRST, Collate, Piece, Source, cut, cut_to_fit
-from terrine.sgd.noise import Key
+from terrine.sgd.lots import FIRST, Asked, Collate, Piece, Source, cut, cut_to_fit
+from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
 from terrine.sgd.reduction import (
     Reduction,
@@ -169,19 +169,28 @@ class Lots:
 
     def __iter__(self) -> Iterator[Any]:
         plan = self.run.step.plan
-        sizes: list[Piece] = []
+        sizes: list[tuple[Piece, bytes | None]] = []
 
-        def indices() -> Iterator[Any]:
+        def asked() -> Iterator[Asked]:
             for step in range(self.run.step.taken, self.run.step.limit):
                 drawn = plan.sampling.draw(self.run.step.key, step, examples=plan.examples, lot=plan.lot)
-                for part, piece in self._cut(drawn):
-                    sizes.append(piece)
-                    yield part
+                for place, (part, piece) in enumerate(self._cut(drawn)):
+                    sizes.append((piece, self._seed(Purpose.TRAINING, step, place)))
+                    yield part, self._seed(Purpose.READING, step, place)
 
-        for place, batch in enumerate(self._source.batches(indices())):
-            yield self.run.begin(batch, sizes[place])
+        for place, batch in enumerate(self._source.seeded(asked())):
+            piece, seed = sizes[place]
+            generators.seed(seed)
+            yield self.run.begin(batch, piece)
             self.run.finish()
         self.run.done()
+
+    def _seed(self, purpose: Purpose, step: int, place: int) -> bytes | None:
+        """What the global generators begin a piece with: where the run is kept, and always in workers."""
+        if self.run.checkpoint is None and not (purpose is Purpose.READING and self._source.workers):
+            return None
+        rank, world = distributed.share()
+        return self.run.step.key.draw(purpose, step).seed(place * world + rank)
 
     def _cut(self, drawn: Indices) -> Iterable[tuple[Indices, Piece]]:
         memory, run = self._memory, self.run
