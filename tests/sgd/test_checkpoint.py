@@ -5,6 +5,7 @@ import runpy
 import shutil
 import signal
 import stat
+from collections import UserDict
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 from terrine import sgd
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.checkpoint import Checkpoint
+from terrine.sgd.lots import Source
 
 from .processes import PROCESSES
 
@@ -182,6 +184,71 @@ def test_other_data_another_plan_or_a_lost_key_is_refused(tmp_path, small):
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(InvalidArgument, match="not a checkpoint"):
         begin(path, small)
+
+
+class Made(Dataset):
+    """Examples in another form: what `make` makes of a row and a label."""
+
+    def __init__(self, small, make):
+        self._small, self._make = small, make
+
+    def __len__(self):
+        return len(self._small[0])
+
+    def __getitem__(self, index):
+        x, y = self._small
+        return self._make(x[index], int(y[index]))
+
+
+class Picture:
+    """As PIL's images are: no array, but good for one."""
+
+    def __init__(self, pixels):
+        self._pixels = pixels
+
+    @property
+    def __array_interface__(self):
+        return self._pixels.__array_interface__
+
+
+FORMS = {
+    "tensor": lambda x, y: (x, y),
+    "array": lambda x, y: (x.numpy(), y),
+    "numpy number": lambda x, y: (x.numpy()[0], np.int64(y)),
+    "objects": lambda x, y: (np.array([str(x.tolist())], dtype=object), y),
+    "mapping": lambda x, y: UserDict(inputs=x.tolist(), labels=y),
+    "bytes": lambda x, y: (x.numpy().tobytes(), y),
+    "image": lambda x, y: (Picture(x.numpy()), y),
+    "augmented": lambda x, y: (x + torch.randn(4) + random.random() + np.random.rand(), y),
+}
+
+
+@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
+def test_other_examples_are_told_apart_in_every_form(small, make):
+    secret = bytes(32)
+    found = Source(Made(small, make), 12).fingerprint(secret)
+    torch.randn(3), np.random.rand(3), random.random()
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    assert Source(Made(small, make), 12).fingerprint(secret) == found
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+    assert Source(Made((small[0] + 0.5, small[1]), make), 12).fingerprint(secret) != found
+    assert Source(Made(small, make), 12).fingerprint(bytes(31) + b"1") != found
+
+
+def test_examples_that_never_read_the_same_do_not_count(small):
+    """A generator of the data set's own: a coin for each, whose two tosses often agree."""
+    own = np.random.default_rng(0)
+    data = Made(small, lambda x, y: (x.flip(0) if own.random() < 0.5 else x, y))
+    assert len({Source(data, 12).fingerprint(bytes(32)) for _ in range(20)}) == 1
+
+
+def test_a_run_on_arrays_refuses_other_arrays(tmp_path, small):
+    begin(tmp_path / "run.pt", Made(small, FORMS["array"]))
+    with pytest.raises(InvalidArgument, match="other data"):
+        begin(tmp_path / "run.pt", Made((small[0] + 100, small[1]), FORMS["array"]))
+    begin(tmp_path / "run.pt", Made(small, FORMS["array"]), turns=99)
 
 
 def test_a_run_that_another_account_goes_on_with_is_charged_there_too(tmp_path, small):

@@ -8,13 +8,14 @@ tensors then have no rows, and the step that follows adds noise alone.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from terrine.errors import InvalidArgument
@@ -62,21 +63,23 @@ class Source:
         return self._loaded(asked)
 
     def fingerprint(self, secret: bytes) -> str:
-        """A keyed digest of the data: all of what lies in memory, else some examples that read the same twice."""
-        digest = hmac.new(secret, digestmod="sha256")
+        """A keyed digest of the data: every number of tensors in memory, else how many examples and some of them.
+
+        Those are read twice, each after a seed of its own; where they are not the same both times, they do not count.
+        """
         if self._tensors is not None:
-            for tensor in self._tensors:
-                _digest(digest, tensor)
-            return digest.hexdigest()
-        total = len(self._dataset)
-        digest.update(str(total).encode())
-        with torch.random.fork_rng(devices=[]):
-            for place in sorted({index * total // 16 for index in range(16)}):
-                once, twice = self._dataset[place], self._dataset[place]
-                for one, other in zip(tree_flatten(once)[0], tree_flatten(twice)[0], strict=True):
-                    if not isinstance(one, Tensor) or torch.equal(one, other):
-                        _digest(digest, one)
-        return digest.hexdigest()
+            return _digest(secret, self._tensors).hex()
+        with generators.untouched():
+            once, twice = self._examples(secret), self._examples(secret)
+        return _digest(secret, (len(self._dataset), once if once == twice else [])).hex()
+
+    def _examples(self, secret: bytes) -> list[bytes]:
+        """Digests of a few examples, spread evenly."""
+        total, found = len(self._dataset), []
+        for place in sorted({index * total // _LOOKED_AT for index in range(_LOOKED_AT)}):
+            generators.seed(_digest(secret, place))
+            found.append(_digest(secret, self._dataset[place]))
+        return found
 
     @staticmethod
     def _selected(tensors: Sequence[Tensor], indices: Indices) -> tuple[Tensor, ...]:
@@ -141,12 +144,37 @@ def cut_to_fit(indices: Indices, share: tuple[int, int], fitting: Callable[[], i
 FIRST = 4  # examples of the piece that is measured
 
 
-def _digest(digest: hmac.HMAC, value: Any) -> None:
+_LOOKED_AT = 64
+"""Examples of a data set that is not in memory by which it is told from another."""
+
+
+def _digest(secret: bytes, value: Any) -> bytes:
+    digest = hmac.new(secret, digestmod="sha256")
+    for kind, content in _parts(value):
+        digest.update(f"{kind} {memoryview(content).nbytes} ".encode())
+        digest.update(content)
+    return digest.digest()
+
+
+def _parts(value: Any) -> Iterator[tuple[str, bytes | memoryview]]:
+    """The types and bytes of the numbers and text in a value; of anything else, the type alone."""
+    kind = type(value).__name__
     if isinstance(value, Tensor):
-        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    elif isinstance(value, str | int | float | bool):
-        digest.update(repr(value).encode())
+        whole = value.detach().cpu().to_dense() if value.layout is not torch.strided else value.detach().cpu()
+        yield f"{value.dtype} {tuple(value.shape)}", whole.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    elif isinstance(value, np.generic | np.ndarray) or hasattr(value, "__array_interface__"):  # the last are images
+        array = np.asarray(value)
+        yield f"{array.dtype} {array.shape}", b"" if array.dtype.hasobject else array.tobytes()
+        if array.dtype.hasobject:
+            yield from _parts(array.tolist())
+    elif isinstance(value, str | bytes | int | float | complex | None):
+        yield kind, repr(value).encode()
+    elif isinstance(value, list | tuple | Mapping):
+        yield f"{kind} {len(value)}", b""
+        for one in value.items() if isinstance(value, Mapping) else value:
+            yield from _parts(one)
+    else:
+        yield kind, b""
 
 
 class _Once:
