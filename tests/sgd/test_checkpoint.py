@@ -1,5 +1,6 @@
 """A run that is killed goes on to the bit-identical model, and is never billed less."""
 
+import io
 import random
 import runpy
 import shutil
@@ -249,6 +250,52 @@ def test_a_run_on_arrays_refuses_other_arrays(tmp_path, small):
     with pytest.raises(InvalidArgument, match="other data"):
         begin(tmp_path / "run.pt", Made((small[0] + 100, small[1]), FORMS["array"]))
     begin(tmp_path / "run.pt", Made(small, FORMS["array"]), turns=99)
+
+
+def changed(path, **fields):
+    """The checkpoint with other fields, its seal as it was."""
+    whole = torch.load(path, weights_only=True)
+    record = torch.load(io.BytesIO(whole["record"].numpy().tobytes()), weights_only=True)
+    buffer = io.BytesIO()
+    torch.save(record | fields, buffer)
+    whole["record"] = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    torch.save(whole, path)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"taken": 0}, {"model": {"weight": torch.full((3, 4), 7.0), "bias": torch.zeros(3)}}, {"bound": 9.0}]
+)
+def test_a_file_that_was_changed_is_refused(tmp_path, small, fields):
+    """The noise that was drawn once must not fall on a model that somebody chose."""
+    begin(tmp_path / "run.pt", small)
+    changed(tmp_path / "run.pt", **fields)
+    with pytest.raises(InvalidArgument, match="changed since"):
+        begin(tmp_path / "run.pt", small)
+
+
+def test_a_run_whose_secrets_were_taken_out_does_not_go_on(tmp_path, small):
+    """It would be a second run for the price of one."""
+    begin(tmp_path / "run.pt", small)
+    whole = torch.load(tmp_path / "run.pt", weights_only=True)
+    torch.save(whole | {"sealed": None}, tmp_path / "run.pt")
+    with pytest.raises(InvalidArgument, match="after 2 of 5 steps"):
+        begin(tmp_path / "run.pt", small)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"version": 1, "taken": 3}, "version 1, want 2"),
+        ({"version": 2}, "without its record"),
+        ({"version": 2, "record": torch.zeros(3, dtype=torch.uint8), "sealed": None}, "not a checkpoint"),
+        ({"weight": torch.zeros(3)}, "version is missing"),
+        ([1, 2], "version is missing"),
+    ],
+)
+def test_a_file_that_is_no_whole_checkpoint_is_refused_in_words(tmp_path, small, content, said):
+    torch.save(content, tmp_path / "run.pt")
+    with pytest.raises(InvalidArgument, match=said):
+        begin(tmp_path / "run.pt", small)
 
 
 def test_a_run_that_another_account_goes_on_with_is_charged_there_too(tmp_path, small):

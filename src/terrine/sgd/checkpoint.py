@@ -3,7 +3,8 @@
 The file holds the model, the optimizer, the steps taken, and, sealed, what must stay secret: the key that lots, noise
 and the seeds of the global generators come from, and a keyed fingerprint of the data. Whoever could read the key could
 subtract the noise, so it is encrypted (AES-GCM) under a key in a file of its own, `<path>.key`, readable by the owner
-only, or under one that the caller keeps; when the run is over the sealed part is dropped and the key file removed.
+only, or under one that the caller keeps; when the run is over the sealed part is dropped and the key file removed. The
+seal covers the rest of the file as well: the same noise on a model of somebody's choice would give its gradient away.
 Steps that are repeated after a crash draw the same lots and the same noise: they release nothing new. That argument
 needs the same gradients, so a run that is kept seeds the global generators at every lot (`generators.py`), and refuses
 to go on with other data.
@@ -38,7 +39,7 @@ from terrine.sgd.plan import Plan
 if TYPE_CHECKING:
     from terrine.sgd.private import Run
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,20 @@ class Checkpoint:
         """
         if not self.path.exists():
             return None
-        record = _load(self.path)
+        body, sealed = _load(self.path)
+        secret = None if sealed is None else self._unsealed(sealed, body)
+        record = _unpacked(self.path, io.BytesIO(body), _FIELDS)
         if record["plan"] != repr(plan):
             raise InvalidArgument(
                 f"{self.path}: a run of another plan, {record['plan']}; want the same or another path"
             )
-        if record["sealed"] is None:
+        if secret is None:
+            if record["taken"] < record["limit"]:
+                raise InvalidArgument(
+                    f"{self.path}: its secrets are gone after {record['taken']} of {record['limit']} steps, so the run "
+                    "cannot go on; choose another path"
+                )
             return Saved(Key.fresh(), record["charged_to"], record["limit"], record)
-        secret = self._unsealed(record)
         key = Key(bytes.fromhex(secret["key"]))
         if not hmac.compare_digest(source.fingerprint(key.secret), secret["data"]):
             raise InvalidArgument(f"{self.path}: a run on other data; its noise must not be used twice, start anew")
@@ -129,7 +136,6 @@ class Checkpoint:
         if not distributed.is_first():
             return
         record = {
-            "version": _VERSION,
             "plan": self._constant["plan"],
             "charged_to": self._constant["charged_to"],
             "limit": self._constant["limit"],
@@ -138,32 +144,32 @@ class Checkpoint:
             "model": run.step.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
             "others": {name: one.state_dict() for name, one in self._others.items()},
-            "sealed": None if final else self._sealed(run),
         }
-        buffer = io.BytesIO()
-        torch.save(record, buffer)
-        _write(self.path, buffer.getvalue())
+        body = _packed(record)
+        sealed = None if final else self._sealed(run, body)
+        whole = {"version": _VERSION, "record": torch.frombuffer(bytearray(body), dtype=torch.uint8), "sealed": sealed}
+        _write(self.path, _packed(whole))
 
     @property
     def _key_path(self) -> Path:
         return self.path.with_name(self.path.name + ".key")
 
-    def _sealed(self, run: Run) -> bytes:
+    def _sealed(self, run: Run, body: bytes) -> bytes:
+        """The secrets, encrypted; what is not secret is bound to them and cannot be changed without the key either."""
         secret = {"key": run.step.key.secret.hex(), "data": self._constant["data"]}
         nonce = os.urandom(12)
-        return nonce + AESGCM(self._sealing_key(make=True)).encrypt(nonce, json.dumps(secret).encode(), self._context())
+        cipher = AESGCM(self._sealing_key(make=True))
+        return nonce + cipher.encrypt(nonce, json.dumps(secret).encode(), hashlib.sha256(body).digest())
 
-    def _unsealed(self, record: dict[str, Any]) -> dict[str, Any]:
-        self._constant = {"plan": record["plan"]}
-        sealed = record["sealed"]
+    def _unsealed(self, sealed: bytes, body: bytes) -> dict[str, Any]:
+        cipher = AESGCM(self._sealing_key(make=False))
         try:
-            text = AESGCM(self._sealing_key(make=False)).decrypt(sealed[:12], sealed[12:], self._context())
+            text = cipher.decrypt(sealed[:12], sealed[12:], hashlib.sha256(body).digest())
         except InvalidTag:
-            raise InvalidArgument(f"{self.path}: sealed under another key; want the one the run began with") from None
+            raise InvalidArgument(
+                f"{self.path}: sealed under another key, or changed since; want the key and the file of the run"
+            ) from None
         return json.loads(text)  # type: ignore[no-any-return]
-
-    def _context(self) -> bytes:
-        return hashlib.sha256(self._constant["plan"].encode()).digest()
 
     def _sealing_key(self, *, make: bool) -> bytes:
         if self.seal is not None:
@@ -177,16 +183,39 @@ class Checkpoint:
         return self._key_path.read_bytes()
 
 
-def _load(path: Path) -> dict[str, Any]:
+_FIELDS = {"plan", "charged_to", "limit", "taken", "bound", "model", "optimizer", "others"}
+
+
+def _load(path: Path) -> tuple[bytes, bytes | None]:
+    """The packed record, and the sealed secrets that are bound to it."""
+    whole = _unpacked(path, path, {"version"})
+    if whole["version"] != _VERSION:
+        raise InvalidArgument(
+            f"{path}: a checkpoint of version {whole['version']}, want {_VERSION}; end the run with the Terrine that "
+            "began it, or choose another path"
+        )
+    if not isinstance(whole.get("record"), torch.Tensor) or not isinstance(whole.get("sealed", 0), bytes | None):
+        raise InvalidArgument(f"{path}: a checkpoint without its record or seal; remove it or choose another")
+    return whole["record"].numpy().tobytes(), whole["sealed"]
+
+
+def _packed(values: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(path: Path, file: Path | io.BytesIO, fields: set[str]) -> dict[str, Any]:
     try:
-        record = torch.load(path, weights_only=True, map_location="cpu")
+        found = torch.load(file, weights_only=True, map_location="cpu")
     except Exception as error:
         raise InvalidArgument(
             f"{path}: not a checkpoint ({type(error).__name__}); remove it or choose another"
         ) from None
-    if not isinstance(record, dict) or record.get("version") != _VERSION:
-        raise InvalidArgument(f"{path}: not a checkpoint of this version of Terrine; choose another path")
-    return record
+    missing = sorted(fields - set(found)) if isinstance(found, dict) else sorted(fields)
+    if missing:
+        raise InvalidArgument(f"{path}: not a checkpoint ({missing[0]} is missing); remove it or choose another")
+    return found  # type: ignore[no-any-return]
 
 
 def _write(path: Path, content: bytes) -> None:
