@@ -60,6 +60,25 @@ def test_a_kill_before_the_first_checkpoint_bills_again_never_less(tmp_path):
     assert (tmp_path / "bill").read_text() == "charged\n" * 2
 
 
+def test_a_run_goes_on_with_as_many_threads_and_the_same_pieces(tmp_path, small):
+    """Sums of another order are rounded otherwise, and another model comes out."""
+    path = tmp_path / "run.pt"
+    torch.set_num_threads(2)
+    begin(path, small)
+    torch.set_num_threads(1)
+    with pytest.raises(InvalidArgument, match=r"threads=2, here 1.*torch.set_num_threads\(2\)"):
+        begin(path, small)
+    torch.set_num_threads(2)
+    with pytest.raises(InvalidArgument, match="piece=None, here 3"):
+        begin(path, small, make={"piece": 3})
+    with pytest.raises(InvalidArgument, match="memory=None, here 1000000"):
+        begin(path, small, make={"memory": 1e6})
+    begin(path, small, turns=99)
+    torch.set_num_threads(1)
+    _, lots = begin(path, small)  # what is over adds up nothing any more
+    assert lots.run.step.taken == 5
+
+
 class Notes:
     def __init__(self, name):
         self.name, self.charges = name, []
@@ -68,14 +87,14 @@ class Notes:
         self.charges.append(event)
 
 
-def begin(path, small, *, plan=None, account=None, turns=2, **options):
+def begin(path, small, *, plan=None, account=None, turns=2, make=None, **options):
     """A fresh model and optimizer on the run at `path`, for a few turns."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     plan = plan or sgd.Plan(examples=12, lot=6, steps=5, clip=1.0, noise=1.0, delta=1e-5)
     keep = Checkpoint(path, every=1, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, lots = sgd.make_private(model, optimizer, small, plan, account, checkpoint=keep)
+    model, optimizer, lots = sgd.make_private(model, optimizer, small, plan, account, checkpoint=keep, **(make or {}))
     for turn, (x, y) in enumerate(lots):
         if turn == turns:
             break

@@ -7,7 +7,7 @@ only, or under one that the caller keeps; when the run is over the sealed part i
 seal covers the rest of the file as well: the same noise on a model of somebody's choice would give its gradient away.
 Steps that are repeated after a crash draw the same lots and the same noise: they release nothing new. That argument
 needs the same gradients, so a run that is kept seeds the global generators at every lot (`generators.py`), and refuses
-to go on with other data.
+to go on with other data, as far as `Source.fingerprint` tells them apart, or with sums in another order.
 
 Each save is written beside, flushed and renamed: there is always one whole checkpoint. The first is written after the
 account was charged and before the first step.
@@ -68,12 +68,16 @@ class Checkpoint:
         self.path = Path(self.path)
         self.every = check.whole("every", self.every)
 
-    def open(self, plan: Plan, source: Source) -> Saved | None:
+    def open(
+        self, plan: Plan, source: Source, *, piece: int | None = None, memory: float | None = None
+    ) -> Saved | None:
         """What is there to go on from; None where nothing is.
 
         Raises:
-            InvalidArgument: the file is of another plan, of other data, or cannot be unsealed.
+            InvalidArgument: the file is of another plan, of other data, of a run that adds up in another order, or
+                cannot be unsealed.
         """
+        self._constant = {"piece": piece, "memory": memory}
         if not self.path.exists():
             return None
         body, sealed = _load(self.path)
@@ -90,6 +94,7 @@ class Checkpoint:
                     "cannot go on; choose another path"
                 )
             return Saved(Key.fresh(), record["charged_to"], record["limit"], record)
+        self._check_order(record["order"])
         key = Key(bytes.fromhex(secret["key"]))
         if not hmac.compare_digest(source.fingerprint(key.secret), secret["data"]):
             raise InvalidArgument(f"{self.path}: a run on other data; its noise must not be used twice, start anew")
@@ -97,7 +102,7 @@ class Checkpoint:
 
     def attach(self, run: Run, source: Source, saved: Saved | None, *, charged_to: str | None) -> None:
         """Bring `run` to where it was saved, and keep it from now on."""
-        self._constant = {
+        self._constant |= {
             "plan": repr(run.step.plan),
             "charged_to": charged_to,
             "limit": run.step.limit,
@@ -141,6 +146,7 @@ class Checkpoint:
             "limit": self._constant["limit"],
             "taken": run.step.taken,
             "bound": run.step.bound,
+            "order": self._order(),
             "model": run.step.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
             "others": {name: one.state_dict() for name, one in self._others.items()},
@@ -149,6 +155,19 @@ class Checkpoint:
         sealed = None if final else self._sealed(run, body)
         whole = {"version": _VERSION, "record": torch.frombuffer(bytearray(body), dtype=torch.uint8), "sealed": sealed}
         _write(self.path, _packed(whole))
+
+    def _order(self) -> dict[str, Any]:
+        """What decides the order in which a lot is added up and drawn for: a repeated step must keep it."""
+        order = {"threads": torch.get_num_threads(), "processes": distributed.share()[1]}
+        return order | {name: self._constant[name] for name in ("piece", "memory")}
+
+    def _check_order(self, before: dict[str, Any]) -> None:
+        for name, now in self._order().items():
+            if now != (was := before.get(name)):
+                how = f"torch.set_num_threads({was})" if name == "threads" else f"{name}={was}"
+                raise InvalidArgument(
+                    f"{self.path}: a run of {name}={was}, here {now}: its steps would come out otherwise; want {how}"
+                )
 
     @property
     def _key_path(self) -> Path:
@@ -183,7 +202,7 @@ class Checkpoint:
         return self._key_path.read_bytes()
 
 
-_FIELDS = {"plan", "charged_to", "limit", "taken", "bound", "model", "optimizer", "others"}
+_FIELDS = {"plan", "charged_to", "limit", "taken", "bound", "order", "model", "optimizer", "others"}
 
 
 def _load(path: Path) -> tuple[bytes, bytes | None]:

@@ -128,7 +128,7 @@ def start(
     _check_optimizer(bare, optimizer)
     source = Source(dataset, plan.examples, collate=collate, workers=workers)
     kept = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
-    saved = None if kept is None else kept.open(plan, source)
+    saved = None if kept is None else kept.open(plan, source, piece=piece, memory=memory)
     key = distributed.agreed(saved.key if saved else Key.fresh() if plan.seed is None else Key.seeded(plan.seed))
     step = Step(bare, plan, key, limit)
     if saved is not None and saved.limit != step.limit:
