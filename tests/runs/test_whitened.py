@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from terrine import accounting, datasets, runs, sgd
 from terrine.errors import InvalidArgument
-from terrine.events import Composed, Gaussian, RandomStopping, Reproducible, from_json
+from terrine.events import Composed, Gaussian, Neighbours, RandomStopping, Reproducible, from_json
 from terrine.runs import job, whitened
 from terrine.runs.folder import Folder
 from tests.runs.conftest import SCHEMA, write_table
 
 ASKED = ("train", "--data", "digits", "--model", "scatter-linear", "--epsilon", 8, "--epochs", 10)
-BOTH = Composed([Gaussian(noise=2.5), Gaussian(noise=1.25)])
+BOTH = Composed([Gaussian(noise=one, neighbours=Neighbours.ADD_REMOVE) for one in (2.5, 1.25)])
 
 
 def test_the_whitening_is_in_the_bill_the_model_and_the_words(run, tmp_path):
@@ -110,7 +110,7 @@ def test_a_large_table_is_whitened_for_a_linear_model_and_a_small_one_is_not(run
     asked = ("train", "people.csv", "--label", "ill", "--epsilon", 2, "--epochs", 8, "--test", "test.csv", "--json")
     found = run(*asked, "--out", "large").read()
     event = from_json(json.dumps(json.loads((tmp_path / "large" / "privacy.json").read_text())["events"]))
-    assert event.parts[0] == Composed([Gaussian(noise=30.0), Gaussian(noise=15.0)])
+    assert event.parts[0] == Composed([Gaussian(noise=one, neighbours=Neighbours.ADD_REMOVE) for one in (30.0, 15.0)])
     assert accounting.delta(event, epsilon=2.0) <= found["delta"]
     assert found["results"]["accuracy"] > 0.9
     assert run("predict", "large", "test.csv").output.startswith("prediction\n")

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from terrine import sgd
+from terrine.sgd.checkpoint import Checkpoint
 
 
 def plan():
@@ -53,5 +54,29 @@ def process(rank, folder):
     torch.distributed.destroy_process_group()
 
 
+def kept_process(rank, folder, stop):
+    """Train with dropout and a checkpoint, up to a step at which the process is as good as killed."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet{stop}", rank=rank, world_size=2)
+    model = network()
+    model.insert(1, nn.Dropout(0.5))
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keep = Checkpoint(f"{folder}/run.pt", every=2)
+    model, optimizer, lots = sgd.make_private(model, optimizer, data(), plan(), checkpoint=keep)
+    torch.randn(3 + rank)  # what else a program may draw
+    for x, y in lots:
+        optimizer.zero_grad()
+        nn.CrossEntropyLoss()(model(x), y).backward()
+        optimizer.step()
+        if lots.run.step.taken == stop:
+            break
+    torch.save(model.module.state_dict(), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
 if __name__ == "__main__":
-    process(RANK, FOLDER)  # noqa: F821  set by who runs this file
+    if STOP is None:  # noqa: F821  set by who runs this file
+        process(RANK, FOLDER)  # noqa: F821
+    else:
+        kept_process(RANK, FOLDER, STOP)  # noqa: F821

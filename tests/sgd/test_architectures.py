@@ -10,7 +10,7 @@ from torch import nn
 
 from terrine import accounting, sgd
 from terrine.errors import InvalidArgument
-from terrine.events import Gaussian, Reproducible
+from terrine.events import Gaussian, Neighbours, Reproducible
 from terrine.sgd import architectures
 
 
@@ -144,8 +144,9 @@ def test_a_projection_finds_the_directions_and_is_billed():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(20_000, 3, generator=generator) @ torch.randn(3, 40, generator=generator)
     found = architectures.private_projection(x, components=3, noise=4.0, seed=0)
-    assert found.event == Reproducible(Gaussian(noise=4.0))
-    assert architectures.private_projection(x, components=3, noise=4.0).event == Gaussian(noise=4.0)
+    event = Gaussian(noise=4.0, neighbours=Neighbours.ADD_REMOVE)
+    assert found.event == Reproducible(event)
+    assert architectures.private_projection(x, components=3, noise=4.0).event == event
     flat = x / x.norm(dim=1, keepdim=True)
     assert float((flat @ found.components).norm() / flat.norm()) > 0.99
     assert found(x).shape == (20_000, 3)
@@ -156,6 +157,24 @@ def test_one_example_moves_the_second_moments_by_at_most_one():
     row = architectures._bounded(torch.full((1, 5), 100.0))
     assert float(torch.linalg.matrix_norm(row.T @ row)) <= 1 + 1e-6
     assert float(architectures._bounded(torch.tensor([[math.nan, 1.0], [math.inf, 1.0]])).abs().sum()) == 0
+
+
+def test_rows_of_sixteen_bits_are_bounded_as_well(monkeypatch):
+    """Scaled in bfloat16, some of these would have norm 1.005: their moments a length above 1."""
+    seen = []
+    monkeypatch.setattr(architectures, "protected_moments", lambda moments, *_: seen.append(moments) or moments)
+    for row in 10 * torch.randn(50, 1, 100, generator=torch.Generator().manual_seed(0)):
+        architectures.private_projection(row.bfloat16(), components=2, seed=0)
+    assert max(float(torch.linalg.matrix_norm(one)) for one in seen) <= 1 + 1e-12
+
+
+def test_a_projection_is_refused_where_examples_are_replaced():
+    """Two rows at right angles: replacing one by the other moves the moments by sqrt 2, not 1."""
+    event = architectures.private_projection(torch.eye(4), components=2, noise=4.0).event
+    shared = {"examples": 100, "lot": 10, "steps": 5, "clip": 1.0, "noise": 1.0, "delta": 1e-5}
+    assert sgd.Plan(**shared, preparation=(event,)).epsilon > 0
+    with pytest.raises(InvalidArgument, match="neighbours"):
+        _ = sgd.Plan(**shared, sampling=sgd.FixedSize(), preparation=(event,)).event
 
 
 def test_the_noise_of_a_projection_has_its_deviation_in_every_direction(monkeypatch):

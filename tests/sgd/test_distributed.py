@@ -9,13 +9,13 @@ from . import distributed_run
 from .processes import PROCESSES
 
 
-def test_two_processes_make_the_steps_of_one(tmp_path):
-    alone = distributed_run.train(distributed_run.network(), lambda model: model, distributed_run.Notes())
+def together(folder, stop=None):
+    """Two processes, to their end."""
     both = [
         PROCESSES.Process(
             target=runpy.run_path,
             args=(str(Path(distributed_run.__file__)),),
-            kwargs={"init_globals": {"RANK": rank, "FOLDER": str(tmp_path)}, "run_name": "__main__"},
+            kwargs={"init_globals": {"RANK": rank, "FOLDER": str(folder), "STOP": stop}, "run_name": "__main__"},
         )
         for rank in (0, 1)
     ]
@@ -24,9 +24,24 @@ def test_two_processes_make_the_steps_of_one(tmp_path):
     for process in both:
         process.join()
         assert process.exitcode == 0
-    (first, charged), (second, not_charged) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
+
+
+def test_two_processes_make_the_steps_of_one(tmp_path):
+    alone = distributed_run.train(distributed_run.network(), lambda model: model, distributed_run.Notes())
+    (first, charged), (second, not_charged) = together(tmp_path)
     assert (charged, not_charged) == (1, 0)
     for one, left, right in zip(alone, first, second, strict=True):
         for expected, a, b in zip(one, left, right, strict=True):
             assert torch.equal(a, b)
             assert torch.allclose(expected, a, atol=2e-3 / 6)  # a grid step of the noisy sum, over the lot
+
+
+def test_two_processes_with_dropout_go_on_to_the_same_model(tmp_path):
+    """Each draws masks of its own: both must draw them again as they did."""
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    whole = together(tmp_path / "whole", 99)[0]
+    together(tmp_path / "parts", 3)
+    for found in together(tmp_path / "parts", 99):
+        assert all(torch.equal(found[name], one) for name, one in whole.items())

@@ -3,6 +3,9 @@
 import collections
 import itertools
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from scipy import stats
 
 from terrine.sgd.kernels import SPARE, aes
 from terrine.sgd.kernels.normals import add_normals, refine
+from terrine.sgd.kernels.vectors import features
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.normal import BLOCK, RUN, _processor_agrees
 
@@ -176,6 +180,28 @@ def test_a_processor_that_is_wrong_is_not_asked(monkeypatch, caplog):
     assert torch.equal(draw().normal(1_000), right)
     assert "AES" in caplog.text
     _processor_agrees.cache_clear()
+
+
+WITHOUT = {
+    "another processor": {"NUMBA_CPU_NAME": "generic"},
+    "no AES": {"NUMBA_CPU_FEATURES": ",".join(f"+{one}" for one in sorted(features()) if "aes" not in one)},
+}
+
+
+@pytest.mark.parametrize("setting", WITHOUT.values(), ids=WITHOUT)
+def test_a_processor_without_aes_makes_the_same_noise_by_the_library(tmp_path, setting):
+    """All kernels load there too, and none of them ends the process."""
+    code = (
+        "import numpy, sys; from terrine.sgd import kernels; from terrine.sgd.kernels import aes; kernels.load()\n"
+        "from terrine.sgd.noise import Key, Purpose; assert not aes.available()\n"
+        "numpy.save(sys.argv[1], Key.seeded(7).draw(Purpose.NOISE, 0).normal(1_000).numpy())"
+    )
+    found = tmp_path / "noise.npy"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(found)], env={**os.environ, **setting}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(found), draw().normal(1_000).numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_each_index_is_chosen_with_the_rate():

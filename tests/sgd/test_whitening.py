@@ -1,13 +1,14 @@
 """Private whitening: what it releases is within one example's reach, billed, and noisy by the stated deviation."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from terrine import sgd
 from terrine.errors import InvalidArgument
-from terrine.events import Budget, Composed, Gaussian, Reproducible
+from terrine.events import Budget, Composed, Gaussian, Neighbours, Reproducible
 from terrine.sgd import whitening
 from terrine.sgd.whitening import private_whitening
 
@@ -38,14 +39,16 @@ def test_without_noise_to_speak_of_it_is_the_plain_formula():
 
 def test_both_releases_are_billed_and_a_seed_is_stamped():
     x = maps(50)
-    both = Composed([Gaussian(noise=40.0), Gaussian(noise=20.0)])
+    both = Composed([Gaussian(noise=one, neighbours=Neighbours.ADD_REMOVE) for one in (40.0, 20.0)])
     assert private_whitening(x).event == both
     assert private_whitening(x, seed=1).event == Reproducible(both)
-    assert private_whitening(x, power=0.0).event == Gaussian(noise=40.0)
+    assert private_whitening(x, power=0.0).event == both.parts[0]
     plan = sgd.Plan(
         examples=50, lot=5, steps=3, clip=1.0, budget=Budget(1.0, 1e-5), preparation=(private_whitening(x).event,)
     )
     assert plan.epsilon <= 1.0
+    with pytest.raises(InvalidArgument, match="neighbours"):  # replacing an example moves the mean's sum by 2
+        replace(plan, sampling=sgd.FixedSize(), noise=4.0)
 
 
 def test_one_example_moves_each_release_by_at_most_one(monkeypatch):

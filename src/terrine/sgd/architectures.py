@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from terrine import check
 from terrine.errors import InvalidArgument
-from terrine.events import Event, Gaussian, Reproducible
+from terrine.events import Event, Gaussian, Neighbours, Reproducible
 from terrine.sgd.moments import protected_moments
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.scattering import Scattering, wavelets
@@ -204,13 +204,14 @@ def private_projection(x: Tensor, *, components: int = 60, noise: float = 16.0, 
 
     Each example is scaled to norm at most 1, so adding or removing one moves X^T X by at most 1 in Frobenius norm.
 
-    Guarantee: the components cost `Gaussian(noise)`; `seed` is for tests and stamps the event.
+    Guarantee: the components cost `Gaussian(noise)` under add/remove neighbours: replacing an example moves X^T X by
+    up to sqrt 2, so a plan under other neighbours refuses the event; `seed` is for tests and stamps it.
     """
-    rows = _bounded(x).double()
+    rows = _bounded(x.double())  # first: in 16 bits, what was scaled to norm 1 may round to 1.006
     width = rows.shape[1]
     if check.whole("components", components) > width:
         raise check.refuse("components", components, f"at most the {width} features")
-    event = Gaussian(noise=noise)
+    event = Gaussian(noise=noise, neighbours=Neighbours.ADD_REMOVE)
     key = Key.fresh() if seed is None else Key.seeded(seed)
     released = protected_moments(rows.T @ rows, key.draw(Purpose.PROJECTION, 0), event.noise)
     vectors = torch.linalg.eigh(released).eigenvectors[:, -components:].flip(1)

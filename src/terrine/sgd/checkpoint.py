@@ -1,11 +1,13 @@
 """Checkpoints: a run that was killed at any moment goes on to the same final model, and is never billed less.
 
-The file holds the model, the optimizer, the steps taken, and, sealed, what must stay secret: the key that lots and
-noise come from, the states of the global generators, and a keyed fingerprint of the data. Whoever could read the key
-could subtract the noise, so it is encrypted (AES-GCM) under a key in a file of its own, `<path>.key`, readable by the
-owner only, or under one that the caller keeps; when the run is over the sealed part is dropped and the key file
-removed. Steps that are repeated after a crash draw the same lots and the same noise: they release nothing new. That
-argument needs the same data, so a run refuses to go on with other data.
+The file holds the model, the optimizer, the steps taken, and, sealed, what must stay secret: the key that lots, noise
+and the seeds of the global generators come from, and a keyed fingerprint of the data. Whoever could read the key could
+subtract the noise, so it is encrypted (AES-GCM) under a key in a file of its own, `<path>.key`, readable by the owner
+only, or under one that the caller keeps; when the run is over the sealed part is dropped and the key file removed. The
+seal covers the rest of the file as well: the same noise on a model of somebody's choice would give its gradient away.
+Steps that are repeated after a crash draw the same lots and the same noise: they release nothing new. That argument
+needs the same gradients, so a run that is kept seeds the global generators at every lot (`generators.py`), and refuses
+to go on with other data, as far as `Source.fingerprint` tells them apart, or with sums in another order.
 
 Each save is written beside, flushed and renamed: there is always one whole checkpoint. The first is written after the
 account was charged and before the first step.
@@ -18,13 +20,11 @@ import hmac
 import io
 import json
 import os
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -40,7 +40,7 @@ from terrine.sgd.plan import Plan
 if TYPE_CHECKING:
     from terrine.sgd.private import Run
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,6 @@ class Saved:
     charged_to: str | None
     limit: int
     record: dict[str, Any]
-    generators: dict[str, Any] | None
 
 
 @dataclass
@@ -72,32 +71,43 @@ class Checkpoint:
         if self.seal is not None and len(self.seal) != 32:
             raise InvalidArgument(f"seal of {len(self.seal)} bytes: want 32, such as os.urandom(32)")
 
-    def open(self, plan: Plan, source: Source) -> Saved | None:
+    def open(
+        self, plan: Plan, source: Source, *, piece: int | None = None, memory: float | None = None
+    ) -> Saved | None:
         """What is there to go on from; None where nothing is.
 
         Raises:
-            InvalidArgument: the file is of another plan, of other data, or cannot be unsealed.
+            InvalidArgument: the file is of another plan, of other data, of a run that adds up in another order, or
+                cannot be unsealed.
         """
+        self._constant = {"piece": piece, "memory": memory}
         if not self.path.exists():
             return None
-        record = _load(self.path)
+        body, sealed = _load(self.path)
+        secret = None if sealed is None else self._unsealed(sealed, body)
+        record = _unpacked(self.path, io.BytesIO(body), _FIELDS)
         if record["plan"] != repr(plan):
             raise InvalidArgument(
                 f"{self.path}: a run of another plan, {record['plan']}; want the same or another path"
             )
-        if record["sealed"] is None:
-            return Saved(Key.fresh(), record["charged_to"], record["limit"], record, None)
-        secret = self._unsealed(record)
+        if secret is None:
+            if record["taken"] < record["limit"]:
+                raise InvalidArgument(
+                    f"{self.path}: its secrets are gone after {record['taken']} of {record['limit']} steps, so the run "
+                    "cannot go on; choose another path"
+                )
+            return Saved(Key.fresh(), record["charged_to"], record["limit"], record)
+        self._check_order(record["order"])
         key = Key(bytes.fromhex(secret["key"]))
         if not hmac.compare_digest(source.fingerprint(key.secret), secret["data"]):
             raise InvalidArgument(f"{self.path}: a run on other data; its noise must not be used twice, start anew")
-        return Saved(key, record["charged_to"], record["limit"], record, secret["generators"])
+        return Saved(key, record["charged_to"], record["limit"], record)
 
     def attach(
         self, run: Run, source: Source, saved: Saved | None, *, charged_to: str | None, looks: Event | None = None
     ) -> None:
         """Bring `run` to where it was saved, and keep it from now on."""
-        self._constant = {
+        self._constant |= {
             "plan": repr(run.step.plan),
             "charged_to": charged_to,
             "limit": run.step.limit,
@@ -112,8 +122,6 @@ class Checkpoint:
         run.step.taken, run.step.bound = saved.record["taken"], saved.record["bound"]
         self._restored = saved.record["others"]
         self._saved_at = run.step.taken
-        if saved.generators is not None:
-            _set_generators(saved.generators)
 
     def keep(self, others: Mapping[str, Any]) -> None:
         """Save these too, and restore them now where a run goes on."""
@@ -139,42 +147,55 @@ class Checkpoint:
         if not distributed.is_first():
             return
         record = {
-            "version": _VERSION,
             "plan": self._constant["plan"],
             "charged_to": self._constant["charged_to"],
             "limit": self._constant["limit"],
             "looks": self._constant["looks"],
             "taken": run.step.taken,
             "bound": run.step.bound,
+            "order": self._order(),
             "model": run.step.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
             "others": {name: one.state_dict() for name, one in self._others.items()},
-            "sealed": None if final else self._sealed(run),
         }
-        buffer = io.BytesIO()
-        torch.save(record, buffer)
-        _write(self.path, buffer.getvalue())
+        body = _packed(record)
+        sealed = None if final else self._sealed(run, body)
+        whole = {"version": _VERSION, "record": torch.frombuffer(bytearray(body), dtype=torch.uint8), "sealed": sealed}
+        _write(self.path, _packed(whole))
+
+    def _order(self) -> dict[str, Any]:
+        """What decides the order in which a lot is added up and drawn for: a repeated step must keep it."""
+        order = {"threads": torch.get_num_threads(), "processes": distributed.share()[1]}
+        return order | {name: self._constant[name] for name in ("piece", "memory")}
+
+    def _check_order(self, before: dict[str, Any]) -> None:
+        for name, now in self._order().items():
+            if now != (was := before.get(name)):
+                how = f"torch.set_num_threads({was})" if name == "threads" else f"{name}={was}"
+                raise InvalidArgument(
+                    f"{self.path}: a run of {name}={was}, here {now}: its steps would come out otherwise; want {how}"
+                )
 
     @property
     def _key_path(self) -> Path:
         return self.path.with_name(self.path.name + ".key")
 
-    def _sealed(self, run: Run) -> bytes:
-        secret = {"key": run.step.key.secret.hex(), "data": self._constant["data"], "generators": _generators()}
+    def _sealed(self, run: Run, body: bytes) -> bytes:
+        """The secrets, encrypted; what is not secret is bound to them and cannot be changed without the key either."""
+        secret = {"key": run.step.key.secret.hex(), "data": self._constant["data"]}
         nonce = os.urandom(12)
-        return nonce + AESGCM(self._sealing_key(make=True)).encrypt(nonce, json.dumps(secret).encode(), self._context())
+        cipher = AESGCM(self._sealing_key(make=True))
+        return nonce + cipher.encrypt(nonce, json.dumps(secret).encode(), hashlib.sha256(body).digest())
 
-    def _unsealed(self, record: dict[str, Any]) -> dict[str, Any]:
-        self._constant = {"plan": record["plan"]}
-        sealed = record["sealed"]
+    def _unsealed(self, sealed: bytes, body: bytes) -> dict[str, Any]:
+        cipher = AESGCM(self._sealing_key(make=False))
         try:
-            text = AESGCM(self._sealing_key(make=False)).decrypt(sealed[:12], sealed[12:], self._context())
+            text = cipher.decrypt(sealed[:12], sealed[12:], hashlib.sha256(body).digest())
         except InvalidTag:
-            raise InvalidArgument(f"{self.path}: sealed under another key; want the one the run began with") from None
+            raise InvalidArgument(
+                f"{self.path}: sealed under another key, or changed since; want the key and the file of the run"
+            ) from None
         return json.loads(text)  # type: ignore[no-any-return]
-
-    def _context(self) -> bytes:
-        return hashlib.sha256(self._constant["plan"].encode()).digest()
 
     def _sealing_key(self, *, make: bool) -> bytes:
         if self.seal is not None:
@@ -186,16 +207,39 @@ class Checkpoint:
         return self._key_path.read_bytes()
 
 
-def _load(path: Path) -> dict[str, Any]:
+_FIELDS = {"plan", "charged_to", "limit", "taken", "bound", "order", "model", "optimizer", "others"}
+
+
+def _load(path: Path) -> tuple[bytes, bytes | None]:
+    """The packed record, and the sealed secrets that are bound to it."""
+    whole = _unpacked(path, path, {"version"})
+    if whole["version"] != _VERSION:
+        raise InvalidArgument(
+            f"{path}: a checkpoint of version {whole['version']}, want {_VERSION}; end the run with the Terrine that "
+            "began it, or choose another path"
+        )
+    if not isinstance(whole.get("record"), torch.Tensor) or not isinstance(whole.get("sealed", 0), bytes | None):
+        raise InvalidArgument(f"{path}: a checkpoint without its record or seal; remove it or choose another")
+    return whole["record"].numpy().tobytes(), whole["sealed"]
+
+
+def _packed(values: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(path: Path, file: Path | io.BytesIO, fields: set[str]) -> dict[str, Any]:
     try:
-        record = torch.load(path, weights_only=True, map_location="cpu")
+        found = torch.load(file, weights_only=True, map_location="cpu")
     except Exception as error:
         raise InvalidArgument(
             f"{path}: not a checkpoint ({type(error).__name__}); remove it or choose another"
         ) from None
-    if not isinstance(record, dict) or record.get("version") != _VERSION:
-        raise InvalidArgument(f"{path}: not a checkpoint of this version of Terrine; choose another path")
-    return record
+    missing = sorted(fields - set(found)) if isinstance(found, dict) else sorted(fields)
+    if missing:
+        raise InvalidArgument(f"{path}: not a checkpoint ({missing[0]} is missing); remove it or choose another")
+    return found  # type: ignore[no-any-return]
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -217,22 +261,3 @@ def _write(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _generators() -> dict[str, Any]:
-    """The states of the global generators, which dropout and augmentations draw from."""
-    name, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, internal, following = random.getstate()
-    return {
-        "torch": bytes(torch.get_rng_state().tolist()).hex(),
-        "numpy": [name, words.tolist(), place, has_gauss, gauss],  # type: ignore[union-attr]
-        "python": [version, list(internal), following],
-    }
-
-
-def _set_generators(states: dict[str, Any]) -> None:
-    torch.set_rng_state(torch.tensor(list(bytes.fromhex(states["torch"])), dtype=torch.uint8))
-    name, words, place, has_gauss, gauss = states["numpy"]
-    np.random.set_state((name, np.array(words, dtype=np.uint32), place, has_gauss, gauss))
-    version, internal, following = states["python"]
-    random.setstate((version, tuple(internal), following))

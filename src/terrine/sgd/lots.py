@@ -8,19 +8,23 @@ tensors then have no rows, and the step that follows adds noise alone.
 from __future__ import annotations
 
 import hmac
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from terrine.errors import InvalidArgument
+from terrine.sgd import generators
 from terrine.sgd.sampling import Indices
 
 Collate = Callable[[list[Any]], Any]
+Asked: TypeAlias = tuple[Indices, bytes | None]
+"""Which examples, and what to seed the global generators with before they are read."""
 
 
 class Piece(NamedTuple):
@@ -41,72 +45,77 @@ class Source:
         self._tensors = _tensors(dataset)
         if self._tensors is None:
             _check_map_style(dataset)
-        self._dataset, self._collate, self._workers = dataset, collate or default_collate, workers
+        self._dataset, self._reader, self.workers = dataset, _Reader(dataset, collate or default_collate), workers
         self.examples = len(self._tensors[0]) if self._tensors is not None else len(dataset)
         if examples is not None and self.examples != examples:
             raise InvalidArgument(f"dataset of {self.examples} examples: want the plan's examples={examples}")
 
     def batches(self, indices: Iterator[Indices]) -> Iterator[Any]:
         """One batch for every index list, in order; an empty list gives a batch without rows."""
+        return self.seeded((one, None) for one in indices)
+
+    def seeded(self, asked: Iterator[Asked]) -> Iterator[Any]:
+        """The same, each read after the global generators were seeded for it, where there is a seed."""
         if self._tensors is not None:
-            return (self._selected(self._tensors, one) for one in indices)
-        if not self._workers:
-            return (self._read(one) for one in indices)
-        return self._loaded(indices)
+            return (self._selected(self._tensors, indices) for indices, _ in asked)
+        if not self.workers:
+            return (self._reader[one] for one in asked)
+        return self._loaded(asked)
 
     def fingerprint(self, secret: bytes) -> str:
-        """A keyed digest of the data: all of what lies in memory, else some examples that read the same twice."""
-        digest = hmac.new(secret, digestmod="sha256")
+        """A keyed digest of the data: every number of tensors in memory, else how many examples and some of them.
+
+        Those are read twice, each after a seed of its own; where they are not the same both times, they do not count.
+        """
         if self._tensors is not None:
-            for tensor in self._tensors:
-                _digest(digest, tensor)
-            return digest.hexdigest()
-        total = len(self._dataset)
-        digest.update(str(total).encode())
-        with torch.random.fork_rng(devices=[]):
-            for place in sorted({index * total // 16 for index in range(16)}):
-                once, twice = self._dataset[place], self._dataset[place]
-                for one, other in zip(tree_flatten(once)[0], tree_flatten(twice)[0], strict=True):
-                    if not isinstance(one, Tensor) or torch.equal(one, other):
-                        _digest(digest, one)
-        return digest.hexdigest()
+            return _digest(secret, self._tensors).hex()
+        with generators.untouched():
+            once, twice = self._examples(secret), self._examples(secret)
+        return _digest(secret, (len(self._dataset), once if once == twice else [])).hex()
+
+    def _examples(self, secret: bytes) -> list[bytes]:
+        """Digests of a few examples, spread evenly."""
+        total, found = len(self._dataset), []
+        for place in sorted({index * total // _LOOKED_AT for index in range(_LOOKED_AT)}):
+            generators.seed(_digest(secret, place))
+            found.append(_digest(secret, self._dataset[place]))
+        return found
 
     @staticmethod
     def _selected(tensors: Sequence[Tensor], indices: Indices) -> tuple[Tensor, ...]:
         chosen = torch.from_numpy(indices)
         return tuple(tensor.index_select(0, chosen.to(tensor.device)) for tensor in tensors)
 
-    def _read(self, indices: Indices) -> Any:
+    def _loaded(self, asked: Iterator[Asked]) -> Iterator[Any]:
+        """Through worker processes; their first seed is made from that of the first list."""
+        first = next(asked, None)
+        if first is None:
+            return
+        own = None if first[1] is None else torch.Generator().manual_seed(int.from_bytes(first[1][:8], "little"))
+        yield from DataLoader(
+            self._reader,
+            batch_size=None,
+            sampler=_Once(chain([first], asked)),
+            num_workers=self.workers,
+            collate_fn=_as_it_is,
+            generator=own,
+        )
+
+
+class _Reader(Dataset[Any]):
+    """Reads a lot's examples, here or in a worker process."""
+
+    def __init__(self, dataset: Any, collate: Collate) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __getitem__(self, asked: Asked) -> Any:
+        indices, seed = asked
+        generators.seed(seed)
         if not len(indices):
             return empty_like(self._collate([self._dataset[0]]))
         if hasattr(self._dataset, "__getitems__"):
             return self._collate(self._dataset.__getitems__(indices.tolist()))
         return self._collate([self._dataset[index] for index in indices.tolist()])
-
-    def _loaded(self, indices: Iterator[Indices]) -> Iterator[Any]:
-        """Through worker processes, which never see an empty list."""
-        empty: deque[bool] = deque()
-
-        def filled() -> Iterator[list[int]]:
-            for one in indices:
-                empty.append(not len(one))
-                if len(one):
-                    yield one.tolist()
-
-        loader = DataLoader(
-            self._dataset,
-            batch_sampler=_Once(filled()),
-            num_workers=self._workers,
-            collate_fn=self._collate,
-        )
-        for batch in loader:
-            while empty[0]:
-                empty.popleft()
-                yield self._read(_NOTHING)
-            empty.popleft()
-            yield batch
-        for _ in empty:
-            yield self._read(_NOTHING)
 
 
 def empty_like(batch: Any) -> Any:
@@ -135,22 +144,51 @@ def cut_to_fit(indices: Indices, share: tuple[int, int], fitting: Callable[[], i
 FIRST = 4  # examples of the piece that is measured
 
 
-def _digest(digest: hmac.HMAC, value: Any) -> None:
+_LOOKED_AT = 64
+"""Examples of a data set that is not in memory by which it is told from another."""
+
+
+def _digest(secret: bytes, value: Any) -> bytes:
+    digest = hmac.new(secret, digestmod="sha256")
+    for kind, content in _parts(value):
+        digest.update(f"{kind} {memoryview(content).nbytes} ".encode())
+        digest.update(content)
+    return digest.digest()
+
+
+def _parts(value: Any) -> Iterator[tuple[str, bytes | memoryview]]:
+    """The types and bytes of the numbers and text in a value; of anything else, the type alone."""
+    kind = type(value).__name__
     if isinstance(value, Tensor):
-        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    elif isinstance(value, str | int | float | bool):
-        digest.update(repr(value).encode())
+        whole = value.detach().cpu().to_dense() if value.layout is not torch.strided else value.detach().cpu()
+        yield f"{value.dtype} {tuple(value.shape)}", whole.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    elif isinstance(value, np.generic | np.ndarray) or hasattr(value, "__array_interface__"):  # the last are images
+        array = np.asarray(value)
+        yield f"{array.dtype} {array.shape}", b"" if array.dtype.hasobject else array.tobytes()
+        if array.dtype.hasobject:
+            yield from _parts(array.tolist())
+    elif isinstance(value, str | bytes | int | float | complex | None):
+        yield kind, repr(value).encode()
+    elif isinstance(value, list | tuple | Mapping):
+        yield f"{kind} {len(value)}", b""
+        for one in value.items() if isinstance(value, Mapping) else value:
+            yield from _parts(one)
+    else:
+        yield kind, b""
 
 
 class _Once:
-    """An iterator that a DataLoader accepts as its batch sampler."""
+    """An iterator that a DataLoader accepts as its sampler."""
 
-    def __init__(self, batches: Iterator[list[int]]) -> None:
-        self._batches = batches
+    def __init__(self, asked: Iterator[Asked]) -> None:
+        self._asked = asked
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._batches
+    def __iter__(self) -> Iterator[Asked]:
+        return self._asked
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
@@ -173,6 +211,4 @@ def _check_map_style(dataset: Any) -> None:
         raise InvalidArgument(f"dataset is a {name}: want a map-style Dataset or a tuple of tensors")
 
 
-_NOTHING = torch.empty(0, dtype=torch.int64).numpy()
-
-__all__ = ["FIRST", "Collate", "Dataset", "Piece", "Source", "cut", "cut_to_fit", "empty_like"]
+__all__ = ["FIRST", "Asked", "Collate", "Dataset", "Piece", "Source", "cut", "cut_to_fit", "empty_like"]

@@ -35,6 +35,8 @@ class Purpose(enum.IntEnum):
     VALIDATION = 4
     PROJECTION = 5
     INITIALISATION = 6
+    READING = 7
+    TRAINING = 8
 
 
 class Key:
@@ -91,6 +93,12 @@ class Draw:
                 encryptor.update_into(_ZEROS[: len(part)], part)
 
         return fill
+
+    def seed(self, part: int) -> bytes:
+        """32 bytes to seed other generators with, one such seed for each part."""
+        result = np.empty(8, dtype=np.uint32)
+        self.segment(part)(result)
+        return result.tobytes()
 
     def words(self, count: int) -> NDArray[np.uint32]:
         """`count` uniform 32-bit words."""

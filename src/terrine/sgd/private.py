@@ -29,15 +29,15 @@ from torch.utils._pytree import tree_flatten, tree_map
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Composed, Event, Reproducible
-from terrine.sgd import distributed
+from terrine.sgd import distributed, generators
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Recorder
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import within
 from terrine.sgd.clipping.examples import is_unwatched
 from terrine.sgd.clipping.trial import misunderstood
-from terrine.sgd.lots import FIRST, Collate, Piece, Source, cut, cut_to_fit
-from terrine.sgd.noise import Key
+from terrine.sgd.lots import FIRST, Asked, Collate, Piece, Source, cut, cut_to_fit
+from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
 from terrine.sgd.reduction import (
     Reduction,
@@ -142,7 +142,7 @@ def start(
         raise check.refuse("criterion", criterion, "a function of the output and the target")
     source = Source(dataset, plan.examples, collate=collate, workers=workers)
     kept = _kept(checkpoint)
-    saved = None if kept is None else kept.open(plan, source)
+    saved = None if kept is None else kept.open(plan, source, piece=piece, memory=memory)
     key = distributed.agreed(saved.key if saved else Key.fresh() if plan.seed is None else Key.seeded(plan.seed))
     step = Step(bare, plan, key, limit)
     if kept is not None and saved is not None:
@@ -199,21 +199,29 @@ class Lots:
     def __iter__(self) -> Iterator[Any]:
         run, plan = self.run, self.run.step.plan
         loop = run.enter()
-        ahead: deque[tuple[Piece, bool]] = deque()  # worker processes read further lots while one is in use
+        ahead: deque[tuple[Piece, bool, bytes | None]] = deque()  # workers read further lots while one is in use
 
-        def indices() -> Iterator[Any]:
+        def asked() -> Iterator[Asked]:
             for step in range(run.step.taken, run.step.limit):
                 drawn = plan.sampling.draw(run.step.key, step, examples=plan.examples, lot=plan.lot)
                 for place, (part, piece) in enumerate(self._cut(drawn)):
-                    ahead.append((piece, place == 0))
-                    yield part
+                    ahead.append((piece, place == 0, self._seed(Purpose.TRAINING, step, place)))
+                    yield part, self._seed(Purpose.READING, step, place)
 
-        for batch in self._source.batches(indices()):
-            piece, first = ahead.popleft()
+        for batch in self._source.seeded(asked()):
+            piece, first, seed = ahead.popleft()
+            generators.seed(seed)
             yield run.begin(batch, piece, first=first)
             run.check(loop)
             run.finish()
         run.done()
+
+    def _seed(self, purpose: Purpose, step: int, place: int) -> bytes | None:
+        """What the global generators begin a piece with: where the run is kept, and always in workers."""
+        if self.run.checkpoint is None and not (purpose is Purpose.READING and self._source.workers):
+            return None
+        rank, world = distributed.share()
+        return self.run.step.key.draw(purpose, step).seed(place * world + rank)
 
     def _cut(self, drawn: Indices) -> Iterable[tuple[Indices, Piece]]:
         memory, run = self._memory, self.run

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from terrine import check
-from terrine.events import Composed, Event, Gaussian, Reproducible
+from terrine.events import Composed, Event, Gaussian, Neighbours, Reproducible
 from terrine.sgd.moments import protected_moments
 from terrine.sgd.noise import Key, Purpose
 
@@ -68,8 +68,9 @@ def private_whitening(
 
     Examples at the places `without` count as rows but add nothing to either sum.
 
-    Guarantee: costs `Gaussian(mean_noise)` and, where power > 0, `Gaussian(noise)`, under add/remove neighbours;
-    `seed` is for tests and stamps the event.
+    Guarantee: costs `Gaussian(mean_noise)` and, where power > 0, `Gaussian(noise)`, under add/remove neighbours:
+    replacing an example moves the mean's sum by up to 2, so a plan under other neighbours refuses the event. `seed` is
+    for tests and stamps it.
     """
     channels = features.shape[1]
     kept = channels if keep is None else check.whole("keep", keep)
@@ -77,11 +78,11 @@ def private_whitening(
         raise check.refuse("keep", keep, f"at most the {channels} channels")
     power, blur = check.not_negative("power", power), check.not_negative("blur", blur)
     key = Key.fresh() if seed is None else Key.seeded(seed)
-    events: list[Event] = [Gaussian(noise=mean_noise)]
+    events: list[Event] = [Gaussian(noise=mean_noise, neighbours=Neighbours.ADD_REMOVE)]
     mean = _mean(features, key, mean_noise, without)
     mapped = torch.eye(channels)
     if power > 0:
-        events.append(Gaussian(noise=noise))
+        events.append(Gaussian(noise=noise, neighbours=Neighbours.ADD_REMOVE))
         mapped = _whitened(_moments(features, mean, key, noise, without), noise, power, kept)
     whole = events[0] if len(events) == 1 else Composed(events)
     return Whitening(mean, mapped, blur, whole if seed is None else Reproducible(whole))

@@ -52,7 +52,7 @@ _TILE = 64.0  # multiply-adds in the time it takes to add up the parts of one en
 
 
 def load() -> None:
-    """Have all of them compiled, or loaded, now: no step shall wait for it."""
+    """Have all that this processor can run compiled, or loaded, now: no step shall wait for it."""
     from terrine.sgd.kernels import features, gram, normals, outer, team, turning, weighted  # noqa: F401  each adds its own
 
     for kernel in team.Kernel.all:

@@ -12,16 +12,15 @@ import platform
 from functools import lru_cache
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
 from terrine.sgd.kernels.team import WHOLE, WORDS, instruction
-from terrine.sgd.kernels.vectors import I64, Builder, Value, loop, number
+from terrine.sgd.kernels.vectors import I64, Builder, Value, features, loop, number
 
-_FEATURES = binding.get_host_cpu_features()
-TOGETHER = 4 if _FEATURES.get("vaes") and _FEATURES.get("avx512f") else 1
+TOGETHER = 4 if {"vaes", "avx512f"} <= features() else 1
 """Blocks in one register."""
 MADE = 4 * 8 * TOGETHER
 """Words that are made at once: eight registers of them, so that none waits for another."""
@@ -29,8 +28,8 @@ ROUNDS = 14
 
 
 def available() -> bool:
-    """Whether this processor has the instructions."""
-    return platform.machine().lower() in ("x86_64", "amd64") and bool(_FEATURES.get("aes"))
+    """Whether the processor that is compiled for has the instructions."""
+    return platform.machine().lower() in ("x86_64", "amd64") and "aes" in features()
 
 
 @lru_cache(maxsize=8)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -68,7 +69,7 @@ def add_blocks(blocks: Sequence[Sequence[Floats]], stream: Stream, first: int, r
     )  # fmt: skip
 
 
-@Kernel
+@partial(Kernel, available=aes.available())
 def _blocks(job: Any) -> None:
     counts, table, settings = numbers(job[BLOCKS]), numbers(job[PARTS]), floats(job[SETTINGS])
     place = job[ROOM] + 4 * taken(job, WORKERS) * job[SIZE]

@@ -54,13 +54,14 @@ def kept(compiled: Callable[[bool], T]) -> T:
 
 
 class Kernel:
-    """A function of a job's address, compiled when it is first needed."""
+    """A function of a job's address, compiled when it is first needed; `available`, whether it can be."""
 
     all: ClassVar[list[Kernel]] = []
 
-    def __init__(self, function: Callable[[Any], None]) -> None:
+    def __init__(self, function: Callable[[Any], None], *, available: bool = True) -> None:
         self._function = function
-        self.all.append(self)
+        if available:
+            self.all.append(self)
 
     @cached_property
     def compiled(self) -> Any:

@@ -10,20 +10,28 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, cast
 
-from llvmlite import binding, ir
+from llvmlite import ir
+from numba import config
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 
 F32, I64, I32, I1 = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(1)
 
 
+def features() -> frozenset[str]:
+    """What the processor that numba compiles for can do: this one, unless numba's settings name another."""
+    said: str = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return frozenset(one[1:] for one in said.split(",") if one.startswith("+"))
+
+
 def registers() -> tuple[int, int]:
     """How many numbers a register has room for, and how many registers there are."""
-    features = binding.get_host_cpu_features()
-    if features.get("avx512f"):
+    there = features()
+    if "avx512f" in there:
         return 16, 32
-    if features.get("avx2"):
+    if "avx2" in there:
         return 8, 16
-    return 4, 32 if features.get("neon") else 16
+    return 4, 32 if "neon" in there else 16
 
 
 LANES, REGISTERS = registers()

@@ -1,0 +1,36 @@
+"""The global generators that dropout and augmentations draw from: torch's, numpy's and Python's.
+
+A run that is kept seeds them anew for every piece of every lot, from its key, the step and the process. What a step
+draws is then the same whenever it is repeated, whatever was drawn before it: a repeated step has its old noise, so it
+must have its old gradient too, or the difference of the two would be free of noise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def seed(secret: bytes | None) -> None:
+    """Seed them all, on every device, by 32 random bytes; leave them as they are by None."""
+    if secret is None:
+        return
+    torch.manual_seed(int.from_bytes(secret[:8], "little"))
+    np.random.seed(np.frombuffer(secret[8:24], dtype=np.uint32))
+    random.seed(secret[24:])
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Whatever is drawn inside, outside nothing was."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
