@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 TRIM, MMAP = -1, -3
 """M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h."""
 FREE = 512 << 20
 """Bytes at the end of the heap that may lie free."""
-BLOCK = 32 << 20
-"""Bytes from which on a block is the system's own affair, the most that glibc takes."""
+BLOCK = 24 << 20
+"""Bytes from which on a block is the system's own affair: a sum as large as that would break up what lies free."""
+
+
+SMALL = 64 << 10
+"""The same, for what will not come again."""
 
 
 @lru_cache(maxsize=1)
@@ -24,12 +30,22 @@ def keep() -> bool:
     """Have malloc keep what is freed, for as long as the process lives; whether there was something to tell."""
     if any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")):
         return False
+    return _told(TRIM, FREE) and _told(MMAP, BLOCK)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Within, memory comes from the system and goes back to it: what is needed once leaves no holes behind."""
+    if not keep():
+        yield
+        return
+    _told(MMAP, SMALL)
+    try:
+        yield
+    finally:
+        _told(MMAP, BLOCK)
+
+
+def _told(setting: int, value: int) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    return mallopt is not None and bool(mallopt(TRIM, FREE)) and bool(mallopt(MMAP, BLOCK))
-
-
-def give_back() -> None:
-    """Have malloc return what is free now, after something that will not come again."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
+    return mallopt is not None and bool(mallopt(setting, value))

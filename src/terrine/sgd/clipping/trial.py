@@ -56,9 +56,8 @@ def misunderstood(model: nn.Module, parameters: dict[str, nn.Parameter], args: A
         if size < 2 or not parameters or not _can_be_cut(model, (args, kwargs), size):
             return ""
         many = min(size, COMPANY)
-        with _steady(model), torch.enable_grad():
+        with pages.aside(), _steady(model), torch.enable_grad():
             known[key] = _tried(model, parameters, _picked((args, kwargs), size, many), many)
-        pages.give_back()
     return known[key]
 
 
@@ -235,14 +234,12 @@ class _Trial:
         only[i] = 1.0
         norm = difference = 0.0
         for (name, parameter), gradient in zip(self._parameters.items(), self._gradient(i), strict=True):
-            dtype = torch.promote_types(parameter.dtype, torch.float32)
-            total = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+            rest = torch.zeros_like(parameter) if gradient is None else gradient.contiguous()
+            rest = rest.to(torch.promote_types(rest.dtype, torch.float32))
+            norm += _square(rest)
             if name in parts:
-                parts[name].add_to(total, only.to(total))
-            if gradient is not None:
-                norm += _square(gradient)
-                total.sub_(gradient)
-            difference += _square(total)
+                parts[name].add_to(rest, -only.to(rest))
+            difference += _square(rest)
         if not math.isfinite(norm + found):
             return True
         reach = self._close() * math.sqrt(norm) + 1e-20
