@@ -17,8 +17,8 @@ TRIM, MMAP = -1, -3
 """M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h."""
 FREE = 512 << 20
 """Bytes at the end of the heap that may lie free."""
-BLOCK = 24 << 20
-"""Bytes from which on a block is the system's own affair: a sum as large as that would break up what lies free."""
+BLOCK = 32 << 20
+"""Bytes from which on a block is the system's own affair, the most that glibc takes."""
 
 
 SMALL = 64 << 10

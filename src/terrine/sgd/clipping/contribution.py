@@ -230,22 +230,9 @@ class Lookup:
         return alone.index_add_(0, example[members][starts].long(), squared_rows(sums))
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        if not fresh and 4 * self.tokens.numel() < self.shape[0]:
-            found, counts = torch.unique_consecutive(self._sorted[0], return_counts=True)
-            total.index_add_(0, found, self._summed(counts, factor).to(total.dtype))
-        else:
-            _ = total.copy_(self.made(factor)) if fresh else total.add_(self.made(factor))
-
-    def made(self, factor: Tensor) -> Tensor:
-        """The weighted sum in memory of its own."""
-        return self._summed(torch.bincount(self._sorted[0], minlength=self.shape[0]), factor)
-
-    def _summed(self, counts: Tensor, factor: Tensor) -> Tensor:
-        """Rows of the sum, of tokens that occur `counts` times: the places of a token are a bag."""
-        place, rows = self._sorted[1], self._rows
-        starts = (counts.cumsum(0) - counts).to(place.dtype)
-        weights = factor.to(rows.dtype)[place // self.gradients.shape[1]]
-        return functional.embedding_bag(place, rows, starts, mode="sum", per_sample_weights=weights)
+        token, place = self._sorted
+        rows = self._rows
+        add_by_token(total, rows, token, place, factor.to(rows.dtype)[place // self.gradients.shape[1]], fresh)
 
     @property
     def _rows(self) -> Tensor:
@@ -261,6 +248,23 @@ class Lookup:
 
     def drop(self, examples: Tensor) -> Lookup:
         return Lookup(self.tokens, without(self.gradients, examples), self.shape)
+
+
+def add_by_token(total: Tensor, rows: Tensor, token: Tensor, place: Tensor, weight: Tensor, fresh: bool) -> None:
+    """total_t += sum of weight_j rows_(place_j) over all j of token t, or = where total is fresh; tokens in order."""
+    if fresh or 4 * len(token) >= len(total):
+        ends = torch.bincount(token, minlength=len(total)).cumsum(0)
+        if not kernels.add_gathered(total, rows, place, weight, ends, fresh):
+            sums = _bags(rows, place, weight, ends)
+            _ = total.copy_(sums) if fresh else total.add_(sums)
+        return
+    found, counts = torch.unique_consecutive(token, return_counts=True)
+    total.index_add_(0, found, _bags(rows, place, weight, counts.cumsum(0)).to(total.dtype))
+
+
+def _bags(rows: Tensor, place: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]]).to(place.dtype)
+    return functional.embedding_bag(place, rows, starts, mode="sum", per_sample_weights=weight)
 
 
 def together(parts: list[Contribution]) -> Contribution:

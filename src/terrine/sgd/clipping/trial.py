@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import random
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -233,8 +234,11 @@ class _Trial:
         only = torch.zeros(self._many)
         only[i] = 1.0
         norm = difference = 0.0
-        for (name, parameter), gradient in zip(self._parameters.items(), self._gradient(i), strict=True):
+        gradients = self._gradient(i)
+        owners = Counter(_memory(one) for one in gradients if one is not None)
+        for (name, parameter), gradient in zip(self._parameters.items(), gradients, strict=True):
             rest = torch.zeros_like(parameter) if gradient is None else gradient.contiguous()
+            rest = rest.clone() if owners[_memory(rest)] > 1 else rest
             rest = rest.to(torch.promote_types(rest.dtype, torch.float32))
             norm += _square(rest)
             if name in parts:
@@ -263,6 +267,10 @@ class _Trial:
             f"{type(self._model).__name__}: the {what} for one example change in company: the model mixes examples, so "
             "no clipping bounds one of them; look for statistics or comparisons over the first dimension"
         )
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _square(tensor: Tensor) -> float:

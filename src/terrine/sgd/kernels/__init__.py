@@ -38,6 +38,7 @@ __all__ = [
     "Floats",
     "Image",
     "Words",
+    "add_gathered",
     "add_weighted",
     "applied",
     "load",
@@ -53,7 +54,7 @@ _TILE = 64.0  # multiply-adds in the time it takes to add up the parts of one en
 
 def load() -> None:
     """Have all that this processor can run compiled, or loaded, now: no step shall wait for it."""
-    from terrine.sgd.kernels import features, gram, normals, outer, team, turning, weighted  # noqa: F401  each adds its own
+    from terrine.sgd.kernels import features, gathered, gram, normals, outer, team, turning, weighted  # noqa: F401  each adds its own
 
     for kernel in team.Kernel.all:
         _ = kernel.compiled
@@ -72,6 +73,19 @@ def add_weighted(total: Tensor, rows: Tensor, factor: Tensor, fresh: bool) -> No
     from terrine.sgd.kernels.weighted import add_weighted
 
     add_weighted(total, rows, factor, fresh)
+
+
+def add_gathered(total: Tensor, rows: Tensor, index: Tensor, weights: Tensor, ends: Tensor, fresh: bool) -> bool:
+    """total_t += sum of weights_j rows_(index_j) over the j of token t, which end before ends_t; whether they could.
+
+    Where total is fresh, = instead. Every index is a row, and as many as there are weights.
+    """
+    if not take(total, rows, weights) or not (total.is_contiguous() and rows.is_contiguous()):
+        return False
+    from terrine.sgd.kernels.gathered import add_gathered
+
+    add_gathered(total, rows, index.long().contiguous(), weights.contiguous(), ends.long().contiguous(), fresh)
+    return True
 
 
 def applied(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import CACHED, Contribution, Lookup, in_order, lengths, wide
+from terrine.sgd.clipping.contribution import Contribution, Lookup, add_by_token, in_order, lengths, wide
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.tape import Use, rule_for
 
@@ -119,34 +119,11 @@ class Bags:
         return torch.bincount(bags, pairs.square_(), minlength=len(self.gradients))
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        if not fresh and 4 * len(self.tokens) < self.shape[0]:
-            found, counts = torch.unique_consecutive(self._sorted[0] >> self._bits, return_counts=True)
-            total.index_add_(0, found, self._summed(counts, 0, factor).to(total.dtype))
-            return
-        counts = self._counts()
-        ends = counts.cumsum(0)
-        step = max(1, CACHED // self.shape[1])
-        for start in range(0, self.shape[0], step):  # by rows that stay in the cache until they are where they belong
-            first = int(ends[start - 1]) if start else 0
-            rows = self._summed(counts[start : start + step], first, factor)
-            part = total[start : start + step]
-            _ = part.copy_(rows) if fresh else part.add_(rows)
-
-    def made(self, factor: Tensor) -> Tensor:
-        """The weighted sum in memory of its own."""
-        return self._summed(self._counts(), 0, factor)
-
-    def _counts(self) -> Tensor:
-        return torch.bincount(self._sorted[0] >> self._bits, minlength=self.shape[0])
-
-    def _summed(self, counts: Tensor, first: int, factor: Tensor) -> Tensor:
-        """Rows of the sum, of tokens that occur `counts` times from place `first` on: a token's bags are a bag."""
         key, share = self._sorted
-        here = slice(first, first + int(counts.sum()))
-        bags, share = key[here] & ((1 << self._bits) - 1), None if share is None else share[here]
-        scaled = self.gradients * factor.to(self.gradients.dtype).unsqueeze(1)
-        starts = (counts.cumsum(0) - counts).to(bags.dtype)
-        return functional.embedding_bag(bags, scaled, starts, mode="sum", per_sample_weights=share)
+        bags = key & ((1 << self._bits) - 1)
+        weight = factor.to(self.gradients.dtype)[bags]
+        weight = weight if share is None else weight * share
+        add_by_token(total, self.gradients, key >> self._bits, bags, weight, fresh)
 
     def dense(self) -> Tensor:
         n = len(self.gradients)
