@@ -16,6 +16,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd import distributed, kernels, products
 from terrine.sgd.clipping import Clipped, ClippingRule
 from terrine.sgd.clipping.examples import trained
+from terrine.sgd.clipping.lot import load
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
 from terrine.sgd.schedules import Adaptive
@@ -35,6 +36,7 @@ class Step:
         self._open = False  # a lot is handed out, and not used up
         kernels.load()
         products.load()
+        load()
         key.draw(Purpose.NOISE, plan.steps).normal(2)  # loads what makes noise: no step shall wait for it
 
     @property

@@ -19,10 +19,10 @@ from terrine.sgd.clipping.examples import Lot, chunks, trained
 
 FIRST = 4  # examples that are tried
 LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
-MODEST, FEW = 128 << 20, 0.3  # bytes of a part whose kept gradients take at most so much of its activations
+MODEST, FEW = 64 << 20, 0.3  # bytes of a part whose kept gradients take at most so much of its activations
 SHARE = 0.85  # of what the plain step would keep
-RECORDED, PASSES = 16 << 20, 8  # bytes of a recorded part that are worth it, alone and for each byte of parameters
-WAITING = 0.22  # of what the whole lot takes: a recorded part that is not too large
+RECORDED, PASSES = 32 << 20, 8  # bytes of a recorded part that are worth it, alone and for each byte of parameters
+WAITING = 0.25  # of what the whole lot takes: a recorded part that is not too large
 MANY = 64  # examples of a part that are worth it although the lot is modest
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
 
