@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import loop
+from oracle import assert_same, loop
 from torch import nn
 from torch.nn import functional
 
@@ -279,3 +279,61 @@ def test_single_precision_is_the_loop_in_double(made, shape, kept, monkeypatch):
     torch.testing.assert_close(clipped.norms.double(), norms, rtol=1e-4, atol=1e-6)
     for name, value in sums.items():
         torch.testing.assert_close(clipped.sums[name].double(), value, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 4), SIZES, st.integers(1, 3), st.booleans())
+def test_group_norm_of_channels_that_lie_last(n, each, groups, side, far):
+    """Outputs, the way back and every example's sums, against torch in float64; means may be far from 0."""
+    torch.manual_seed(n)
+    channels = each * groups
+    pixels = torch.randn(n, side * (side + 1), channels) + 30.0 * far
+    weight, bias, gradient = torch.randn(channels), torch.randn(channels), torch.randn_like(pixels)
+    module = kernels.grouping()
+    out, means, scales = module.normalised(pixels, groups, weight, bias, 1e-3)
+    alone, products = module.sums(pixels, means, gradient)
+    back = module.back(pixels, groups, weight, (means, scales), gradient, (alone, products))
+
+    x, w, b = (one.double().requires_grad_() for one in (pixels, weight, bias))
+    wanted = functional.group_norm(x.transpose(1, 2), groups, w, b, 1e-3).transpose(1, 2)
+    for found, truth in (
+        (out, wanted),
+        (back, torch.autograd.grad(wanted, x, gradient.double(), retain_graph=True)[0]),
+    ):
+        torch.testing.assert_close(found.double(), truth.detach(), rtol=1e-3, atol=1e-3)
+    for i in range(n):
+        rows = torch.autograd.grad(wanted[i], (w, b), gradient[i].double(), retain_graph=True)
+        for found, truth in zip((products[i] * scales[i], alone[i]), rows, strict=True):
+            torch.testing.assert_close(found.double(), truth, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_norm_behind_a_convolution(affine):
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(2, 6, affine=affine)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), norm, nn.ReLU(), nn.Conv2d(6, 4, 3), nn.GroupNorm(4, 4), nn.Flatten())
+    x, y, criterion = torch.randn(5, 3, 7, 8), torch.randint(4, (5,)), nn.CrossEntropyLoss()
+    assert_same(clipped_sum(model, criterion, x, y, clip=0.5), loop(model, criterion, x, y, 0.5), 1e-4)
+
+
+@pytest.mark.parametrize(("n", "width"), [(1, 1), (5, 3), (33, 17), (16, 16), (1, 40), (70, 130)])
+def test_a_matrix_turned(n, width):
+    torch.manual_seed(0)
+    rows, factor, target = torch.randn(n, width + 3)[:, :width], torch.rand(n), torch.full((width, n), float("nan"))
+    assert torch.equal(kernels.turn(rows, factor, target), (rows * factor.unsqueeze(1)).t())
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_rows_added_up_by_token(fresh):
+    torch.manual_seed(0)
+    tokens = torch.randint(700, (900,)).sort().values
+    rows, index, weights = torch.randn(40, 21), torch.randint(40, (900,)), torch.randn(900)
+    before = torch.randn(700, 21)
+    total = torch.full_like(before, float("nan")) if fresh else before.clone()
+    ends = torch.bincount(tokens, minlength=700).cumsum(0)
+    assert kernels.add_gathered(total, rows, index, weights, ends, fresh)
+    wanted = (0 if fresh else before.double()) + torch.zeros(700, 21).double().index_add_(
+        0, tokens, weights.double().unsqueeze(1) * rows.double()[index]
+    )
+    torch.testing.assert_close(total.double(), wanted, rtol=1e-4, atol=1e-4)
+    assert not kernels.add_gathered(total.double(), rows, index, weights, ends, fresh)

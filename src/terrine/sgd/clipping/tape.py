@@ -270,7 +270,7 @@ class Tape(TorchFunctionMode):
                 self._keep(rule(use, gradient))
         finally:
             limit(math.inf)
-        use.args = ()
+        use.args, use.extra = (), None
 
     def _keep(self, found: list[tuple[Piece, Contribution]]) -> None:
         for piece, contribution in found:

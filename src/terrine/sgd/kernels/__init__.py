@@ -18,6 +18,8 @@ The compiler behind them is loaded when the first of them is needed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -41,6 +43,7 @@ __all__ = [
     "add_gathered",
     "add_weighted",
     "applied",
+    "grouping",
     "load",
     "prefers_direct",
     "take",
@@ -54,7 +57,7 @@ _TILE = 64.0  # multiply-adds in the time it takes to add up the parts of one en
 
 def load() -> None:
     """Have all that this processor can run compiled, or loaded, now: no step shall wait for it."""
-    from terrine.sgd.kernels import features, gathered, gram, normals, outer, team, turning, weighted  # noqa: F401  each adds its own
+    from terrine.sgd.kernels import features, gathered, gram, groups, normals, outer, team, turning, weighted  # noqa: F401  each adds its own
 
     for kernel in team.Kernel.all:
         _ = kernel.compiled
@@ -100,6 +103,13 @@ def turn(rows: Tensor, factor: Tensor, target: Tensor) -> Tensor:
     from terrine.sgd.kernels.turning import turn
 
     return turn(rows, factor, target)
+
+
+def grouping() -> Any:
+    """The kernels of group normalisation, see `groups.py`."""
+    from terrine.sgd.kernels import groups
+
+    return groups
 
 
 def prefers_direct(positions: int, width: int, height: int) -> bool:

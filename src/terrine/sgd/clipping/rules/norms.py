@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from terrine.sgd import kernels
 from terrine.sgd.clipping.axis import Unfollowed, by_example, folded
 from terrine.sgd.clipping.contribution import Contribution, wide
 from terrine.sgd.clipping.examples import chunks
@@ -93,16 +95,58 @@ def group_norm(use: Use, gradient: Tensor) -> Found:
     if use.extra is None or use.piece(2, "weight") is None:
         return _channels(use, lambda: functional.group_norm(inputs, groups, eps=eps), gradient, 2, 3, "group_norm")
     fold = folded(gradient.shape, use.where, use.examples, "group_norm")
+    if isinstance(use.extra, Grouped):
+        return _of_channels(use, *use.extra.rows(gradient), fold)
     mean, scale = (wide(moment).view(len(inputs), groups, 1) for moment in use.extra)
     moments = _moments(_last(wide(gradient)), _last(wide(inputs)))
     sums, weighted = (moment.unflatten(1, (groups, -1)) for moment in moments)
-    rows = {2: (weighted - mean * sums) * scale, 3: sums}  # y' x_hat = (y' x - mean y') / deviation
-    pieces = {2: use.piece(2, "weight"), 3: use.piece(3, "bias")}
-    return [
-        (piece, vector(piece, _positions(rows[place].flatten(1), fold)))
-        for place, piece in pieces.items()
-        if piece is not None
-    ]
+    apart = (weighted - mean * sums) * scale  # y' x_hat = (y' x - mean y') / deviation
+    return _of_channels(use, apart.flatten(1), sums.flatten(1), fold)
+
+
+def _of_channels(use: Use, weighted: Tensor, sums: Tensor, fold: int) -> Found:
+    pieces = (use.piece(2, "weight"), weighted), (use.piece(3, "bias"), sums)
+    return [(piece, vector(piece, _positions(rows, fold))) for piece, rows in pieces if piece is not None]
+
+
+class Grouped:
+    """Group norm of images whose channels lie last, by kernels: what the way back and the rule both need."""
+
+    def __init__(self, pixels: Tensor, groups: int, weight: Tensor, means: Tensor, scales: Tensor) -> None:
+        self._pixels, self._groups, self._weight, self._means, self._scales = pixels, groups, weight, means, scales
+        self._sums: tuple[Tensor, Tensor] | None = None
+
+    def rows(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of weight and bias, (n, channels)."""
+        alone, products = self._found(_last(gradient).contiguous())
+        return products * self._scales, alone
+
+    def back(self, gradient: Tensor) -> Tensor:
+        """The gradient of the pixels, from that of the output."""
+        last, moments = _last(gradient).contiguous(), (self._means, self._scales)
+        found = self._found(last)
+        made: Tensor = kernels.grouping().back(self._pixels, self._groups, self._weight, moments, last, found)
+        return made
+
+    def _found(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        if self._sums is None:  # the rule hears the gradient first
+            self._sums = kernels.grouping().sums(self._pixels, self._means, gradient)
+        return self._sums
+
+
+class _Through(torch.autograd.Function):
+    """Group norm whose weight and bias are constants; `normal` (n, positions, channels) is its output."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, normal: Tensor, grouped: Grouped) -> Tensor:
+        ctx.grouped, (n, channels, *sizes) = grouped, inputs.shape
+        return normal.view(n, *sizes, channels).movedim(-1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        n, channels, *sizes = gradients[0].shape
+        grouped, ctx.grouped = ctx.grouped, None
+        return grouped.back(gradients[0]).view(n, *sizes, channels).movedim(-1, 1), None, None
 
 
 def _last(tensor: Tensor) -> Tensor:
@@ -127,7 +171,7 @@ _CACHED = 1 << 16  # numbers that stay in a core's cache from one operation to t
 
 def _with_moments(
     inputs: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
+) -> tuple[Tensor, tuple[Tensor, Tensor] | Grouped] | None:
     """Group norm, and the mean and the reciprocal deviation of every group."""
     if weight is None or inputs.dtype != weight.dtype or torch.is_autocast_enabled("cpu") or inputs.numel() == 0:
         return None
@@ -136,6 +180,12 @@ def _with_moments(
     ):
         inputs = inputs.contiguous()
     n, channels = inputs.shape[:2]
+    last = inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous()
+    if last and bias is not None and channels % groups == 0 and kernels.take(inputs.movedim(1, -1), weight, bias):
+        pixels = _last(inputs.detach())
+        normal, *moments = kernels.grouping().normalised(pixels, groups, weight, bias, eps)
+        grouped = Grouped(pixels, groups, weight, *moments)
+        return _Through.apply(inputs, normal, grouped), grouped  # type: ignore[no-untyped-call]
     out, mean, scale = torch.native_group_norm(inputs, weight, bias, n, channels, inputs[0, 0].numel(), groups, eps)
     return out, (mean.detach(), scale.detach())
 
