@@ -231,11 +231,12 @@ def test_parts_hold_all_examples_and_are_worth_a_pass(activations, size, paramet
     parts = recorded(activations, size, parameters)
     assert sum(parts) == size
     assert min(parts) > 0
-    if activations * size < 16 << 20:
+    if activations * size < 32 << 20:
         assert parts == [size]
-    total, part = activations * size, (8 * parameters + (16 << 20)) / max(activations, 1.0)
-    modest = total <= 128 << 20 and part < 64
-    assert (len(parts) > 1) == (size > 1 and total > 1.2 * max(17 << 20, part * activations) and not modest)
+    total = activations * size
+    most = max(8 * parameters + (32 << 20), 0.25 * total)
+    modest = total <= 64 << 20 and most < 64 * activations
+    assert (len(parts) > 1) == (size > 1 and total > 1.1 * most and not modest)
     assert len(parts) <= 6
 
 
