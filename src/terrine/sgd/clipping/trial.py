@@ -12,14 +12,12 @@ mixes examples, and no clipping of it is private.
 from __future__ import annotations
 
 import math
-import random
 import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
@@ -28,7 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
 from terrine.errors import InvalidArgument, TerrineError
-from terrine.sgd import pages
+from terrine.sgd import generators, pages
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.contribution import Contribution
 from terrine.sgd.clipping.registry import own_rules
@@ -291,13 +289,10 @@ def _steady(model: nn.Module) -> Iterator[None]:
     still = [module for module in model.modules() if isinstance(module, _DROPPING) and module.training]
     for module in still:
         module.training = False
-    draws = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=[]), _Undropped():
+        with generators.untouched(), _Undropped():
             yield
     finally:
-        random.setstate(draws[0])
-        np.random.set_state(draws[1])
         for module in still:
             module.training = True
 

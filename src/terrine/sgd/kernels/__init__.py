@@ -50,7 +50,7 @@ __all__ = [
     "turn",
 ]
 
-_CACHED, _FAR = 25.0, 110.0  # multiply-adds in the time a gradient's number takes to be kept, in cache and in memory
+_CACHED, _FAR = 60.0, 110.0  # multiply-adds in the time a gradient's number takes to be kept, in cache and in memory
 _SMALL = 1 << 15  # numbers of a gradient of which a lot's stay in cache until they are needed again
 _TILE = 64.0  # multiply-adds in the time it takes to add up the parts of one entry of a Gram matrix
 
