@@ -67,6 +67,7 @@ def test_examples_that_change_places_are_clipped_all_the_same(forward, n):
 COINCIDENCES = {
     "squeezed": lambda net, x: net.b(net.a(x[None].tanh().squeeze(0)).tanh()),
     "largest": lambda net, x: net.b(net.a(torch.stack([x, 2 * x]).max(0).values).tanh()),
+    "larger of two": lambda net, x: net.b(net.a(torch.max(x, 2 * x)).min(x)),
     "median": lambda net, x: net.b(net.a(torch.stack([x, 2 * x, x.sin()]).median(0)[0]).tanh()),
     "norm": lambda net, x: net.b(net.a(torch.linalg.vector_norm(torch.stack([x, 2 * x]), dim=0)).tanh()),
     "beside": lambda net, x: net.b(net.a(torch.cat([x, x.sin()]))[: len(x)].tanh()),

@@ -150,7 +150,9 @@ def _moved(name: str, source: Tensor, where: Where, given: _Given, _out: Tensor,
 
 
 def _reduced(name: str, source: Tensor, where: Where, given: _Given, out: Tensor, _n: int) -> Where | None:
-    """Some dimensions are gone, or of length 1; the examples' is not among them."""
+    """Some dimensions are gone, or of length 1; the examples' is not among them. The larger of two keeps all."""
+    if isinstance(given.get(1, "other"), Tensor):
+        return _kept(source, where, out)
     place = 2 if name in ("norm", "vector_norm", "quantile", "nanquantile", "kthvalue") else 1
     default = 0 if name == "unbind" else None
     if name == "squeeze" and given.get(1, "dim") is None:
@@ -213,7 +215,7 @@ def _looked_up(_name: str, source: Tensor, where: Where, given: _Given, _out: Te
 
 
 def _in_front(_name: str, _source: Tensor, where: Where, _given: _Given, out: Tensor, _n: int) -> Where | None:
-    """What takes its examples in front and gives them there."""
+    """What takes its examples in front and gives them there; `fn` is what torch calls its pools."""
     return where if where.axis == 0 and out.dim() > 0 else None
 
 
@@ -279,6 +281,11 @@ def _is_whole(item: Any, n: int) -> bool:
     return torch.equal(numbers, torch.arange(n, dtype=numbers.dtype, device=numbers.device))
 
 
+def _lost(_name: str, _source: Tensor, _where: Where, _given: _Given, _out: Tensor, _n: int) -> Where | None:
+    """What takes numbers from wherever they are."""
+    return None
+
+
 _Follower = Callable[[str, Tensor, Where, _Given, Tensor, int], Where | None]
 
 _KNOWN: dict[str, _Follower] = {
@@ -302,8 +309,9 @@ _KNOWN: dict[str, _Follower] = {
         " batch_norm local_response_norm max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d lp_pool1d"
         " lp_pool2d lp_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d"
         " adaptive_max_pool2d adaptive_max_pool3d interpolate upsample pixel_shuffle pixel_unshuffle channel_shuffle"
-        " grid_sample affine_grid fold prelu embedding_bag _max_pool1d _max_pool2d _max_pool3d boolean_dispatch fn",
+        " grid_sample affine_grid fold prelu embedding_bag _max_pool1d _max_pool2d _max_pool3d fn",
         _summed: "einsum",
+        _lost: "masked_scatter masked_scatter_ masked_select take put put_ index_put index_put_ nonzero unique",
         _indexed: "__getitem__",
     }.items()
     for name in names.split()
@@ -322,7 +330,7 @@ _KEEPS = frozenset(
     digamma lgamma floor ceil round trunc frac square reciprocal clamp clamp_ clamp_min clamp_max clip nan_to_num
     isnan isinf isfinite to float half bfloat16 double int long bool type type_as clone detach detach_
     requires_grad_ dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout feature_dropout
-    feature_alpha_dropout masked_fill masked_fill_ masked_scatter zero_ fill_ copy_ tril triu pad normalize
+    feature_alpha_dropout masked_fill masked_fill_ zero_ fill_ copy_ tril triu pad normalize
     scaled_dot_product_attention expand expand_as broadcast_to repeat zeros_like ones_like full_like empty_like
     rand_like randn_like bernoulli bernoulli_ real imag view_as_real view_as_complex data glu cpu cuda positive conj
     logit sinc expit softmax_backward deg2rad rad2deg absolute multiply divide subtract negative
