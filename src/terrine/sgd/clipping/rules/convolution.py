@@ -18,7 +18,6 @@ from torch.nn import functional
 from terrine.sgd.clipping.axis import folded
 from terrine.sgd.clipping.contribution import Contribution, Dense, wide
 from terrine.sgd.clipping.convolved import Convolved
-from terrine.sgd.clipping.convolving import convolve
 from terrine.sgd.clipping.patches import Geometry
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.single import vector
@@ -156,22 +155,16 @@ def _computed(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Tensor, None] | None:
-    """The convolution by another way than the library's, where that is faster; else with the weight laid out once.
-
-    The library would rearrange it on the way there and once more on the way back.
-    """
+    """The convolution with the weight laid out once: the library would do it on the way there and on the way back."""
     if groups > 1 or image.dim() != weight.dim() or image.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
         return None
-    out = convolve(image, weight, bias, _geometry(weight, stride, padding, dilation, groups))
-    if out is not None:
-        return out, None
-    if weight.dim() not in (4, 5) or weight.device.type != "cpu" or _is_heavy(weight, image):
+    if weight.device.type != "cpu" or _is_heavy(weight, image):
         return None
     library = functional.conv2d if weight.dim() == 4 else functional.conv3d
     return library(image, weight.contiguous(memory_format=_layout(weight)), bias, stride, padding, dilation), None
 
 
-COMPUTE.update(dict.fromkeys((functional.conv1d, functional.conv2d, functional.conv3d), _computed))
+COMPUTE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _computed))
 
 
 def _channels(tensor: Tensor) -> Tensor:
