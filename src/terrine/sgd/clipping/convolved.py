@@ -13,6 +13,7 @@ summed up from that of the pixels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
 import torch
@@ -55,9 +56,21 @@ class Convolved:
             self.squares()
         return self.out.flatten(1, -2).sum(1) if self._sums is None else self._sums
 
+    def made(self, factor: Tensor) -> Tensor | None:
+        """The weighted sum in memory of its own, where one product of matrices makes it."""
+        if not self._is_product() or self._step(_LARGE, self._patch_numbers()) < len(self.out):
+            return None
+        ((product, _),) = self._products()
+        made = product.made(factor)
+        if made is None:
+            made = self.out.new_empty(self.shape)
+            product.add_to(made, factor, fresh=True)
+        return made
+
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         if self._is_product():
-            self._add_product(total, factor, fresh)
+            for product, some in self._products():
+                product.add_to(total, factor[some], fresh and some.start == 0)
             return
         made = self._summed(factor.to(self.out.dtype))
         _ = total.copy_(made) if fresh else total.add_(made)
@@ -161,13 +174,13 @@ class Convolved:
         few = self.out.shape[:-1].numel() <= _FEW * self.shape[0]
         return few or any(low != high for low, high in self.geometry.padding)
 
-    def _add_product(self, total: Tensor, factor: Tensor, fresh: bool) -> None:
-        """The weighted sum from patches that are laid out in the order of the weight."""
+    def _products(self) -> Iterator[tuple[Outer, slice]]:
+        """Patches that are laid out in the order of the weight, a part of the lot at a time."""
         step = self._step(_LARGE, self._patch_numbers())
         layout, outs = patches.patches(self.geometry, self.image, step), self.out.flatten(1, -2)
         for start, stop in chunks(len(outs), step):
             laid = patches.turned(layout(start, stop).squeeze(1), self.shape[1])
-            Outer(laid, outs[start:stop], self.shape).add_to(total, factor[start:stop], fresh and start == 0)
+            yield Outer(laid, outs[start:stop], self.shape), slice(start, stop)
 
     def _by_library(self, scaled: Tensor) -> Tensor:
         geometry, dims = self.geometry, len(self.geometry.kernel)

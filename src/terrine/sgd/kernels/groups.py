@@ -1,10 +1,11 @@
-"""Group normalisation of images whose channels lie last, there and back, with the sums that every example adds.
+"""Group normalisation of images, there and back, with what every example adds to the gradients of weight and bias.
 
     there   y = (x - m_g) s_g w_c + b_c,       m_g and 1 / s_g the mean and the deviation of a group
-    sums    A_c = sum of y',  B_c = sum of y' (x - m_g):  what b_c and, times s_g, w_c have as their gradient
-    back    x' = s_g (w_c y' - M1_g - (x - m_g) s_g^2 M2_g),  M1_g = mean of w_c y',  M2_g = mean of w_c y' (x - m_g)
+    back    b'_c = sum of y',  w'_c = s_g sum of y' (x - m_g)
+            x' = s_g w_c y' - M_g - (x - m_g) V_g,  M_g = s_g mean of w_c b'_c,  V_g = s_g^2 mean of w_c w'_c
 
-An example at a time: it stays in a core's cache from the first pass over it to the last.
+An example at a time: it stays in a core's cache from the first pass over it to the last. Channels lie last, or, on the
+way back, positions do.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from terrine.sgd.kernels.team import FIRST, ITEMS, TAKEN, Kernel, floats, inner, taken
+from terrine.sgd.scratch import scratch
 
-PIXELS, POSITIONS, CHANNELS, EACH, MEANS, SCALES, WEIGHT, BIAS, EPS, RESULT = range(FIRST, FIRST + 10)
-GRADIENT, SUMS, PRODUCTS = BIAS, EPS, RESULT + 1
+PIXELS, POSITIONS, CHANNELS, EACH, MEANS, SCALES, WEIGHT, RESULT, BIAS, EPS = range(FIRST, FIRST + 10)
+GRADIENT, SUMS, PRODUCTS, ROOM = range(RESULT + 1, RESULT + 5)
 
 
 def normalised(pixels: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -28,34 +31,28 @@ def normalised(pixels: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: f
     small = torch.tensor([eps])
     _there.work(
         n, pixels.data_ptr(), positions, channels, channels // groups, means.data_ptr(), scales.data_ptr(),
-        weight.data_ptr(), bias.data_ptr(), small.data_ptr(), out.data_ptr(),
+        weight.data_ptr(), out.data_ptr(), bias.data_ptr(), small.data_ptr(),
     )  # fmt: skip
     return out, means, scales
 
 
-def sums(pixels: Tensor, means: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """A and B, (n, channels), of gradient and pixels (n, positions, channels)."""
-    n, positions, channels = pixels.shape
-    alone, products = torch.empty(n, channels), torch.empty(n, channels)
-    _sums.work(
-        n, pixels.data_ptr(), positions, channels, 0, means.data_ptr(), 0, 0, gradient.data_ptr(), alone.data_ptr(), 0,
-        products.data_ptr(),
-    )  # fmt: skip
-    return alone, products
-
-
 def back(
-    pixels: Tensor, groups: int, weight: Tensor, moments: tuple[Tensor, Tensor], gradient: Tensor,
-    found: tuple[Tensor, Tensor],
-) -> Tensor:  # fmt: skip
-    """The gradient of the pixels, from means and scales, and from A and B."""
-    n, positions, channels = pixels.shape
-    result, alone, products = torch.empty_like(pixels), found[0].clone(), found[1].clone()
-    _back.work(
-        n, pixels.data_ptr(), positions, channels, channels // groups, moments[0].data_ptr(), moments[1].data_ptr(),
-        weight.data_ptr(), gradient.data_ptr(), alone.data_ptr(), result.data_ptr(), products.data_ptr(),
+    pixels: Tensor, groups: int, weight: Tensor, means: Tensor, scales: Tensor, gradient: Tensor, *, last: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of the pixels, and every example's of weight and bias, (n, channels).
+
+    Pixels and gradient are (n, positions, channels), with means and scales of every channel, as `normalised` makes
+    them; where channels are not last, (n, channels, positions), with means and scales of every group.
+    """
+    n, channels = len(pixels), len(weight)
+    result, products, alone = torch.empty_like(pixels), torch.empty(n, channels), torch.empty(n, channels)
+    room = scratch("groups", (n, 2 * channels), alone)
+    (_back if last else _back_by_channel).work(
+        n, pixels.data_ptr(), pixels[0].numel() // channels, channels, channels // groups, means.data_ptr(),
+        scales.data_ptr(), weight.data_ptr(), result.data_ptr(), gradient.data_ptr(), alone.data_ptr(),
+        products.data_ptr(), room.data_ptr(),
     )  # fmt: skip
-    return result
+    return result, products, alone
 
 
 @inner
@@ -102,25 +99,6 @@ def _there(job: Any) -> None:
 
 
 @Kernel
-def _sums(job: Any) -> None:
-    positions, channels = job[POSITIONS], job[CHANNELS]
-    while True:
-        i = taken(job, TAKEN)
-        if i >= job[ITEMS]:
-            break
-        mean, start = floats(job[MEANS] + 4 * i * channels), 4 * i * positions * channels
-        alone, product = floats(job[SUMS] + 4 * i * channels), floats(job[PRODUCTS] + 4 * i * channels)
-        for c in range(channels):
-            alone[c] = product[c] = 0.0
-        for p in range(positions):
-            row = floats(job[PIXELS] + start + 4 * p * channels)
-            y = floats(job[GRADIENT] + start + 4 * p * channels)
-            for c in range(channels):
-                alone[c] += y[c]
-                product[c] += y[c] * (row[c] - mean[c])
-
-
-@Kernel
 def _back(job: Any) -> None:
     positions, channels, each, weight = job[POSITIONS], job[CHANNELS], job[EACH], floats(job[WEIGHT])
     size = float(positions * each)
@@ -130,18 +108,57 @@ def _back(job: Any) -> None:
             break
         mean, scale = floats(job[MEANS] + 4 * i * channels), floats(job[SCALES] + 4 * i * channels)
         alone, product = floats(job[SUMS] + 4 * i * channels), floats(job[PRODUCTS] + 4 * i * channels)
+        less, slope = floats(job[ROOM] + 8 * i * channels), floats(job[ROOM] + 8 * i * channels + 4 * channels)
         start = 4 * i * positions * channels
-        for g in range(0, channels, each):
-            total = weighted = 0.0
-            for c in range(g, g + each):
-                total += weight[c] * alone[c]
-                weighted += weight[c] * product[c]
-            for c in range(g, g + each):
-                alone[c] = total / size * scale[c]
-                product[c] = weighted / size * scale[c] * scale[c] * scale[c]
+        for c in range(channels):
+            alone[c] = product[c] = 0.0
+        for p in range(positions):
+            row = floats(job[PIXELS] + start + 4 * p * channels)
+            y = floats(job[GRADIENT] + start + 4 * p * channels)
+            for c in range(channels):
+                alone[c] += y[c]
+                product[c] += y[c] * (row[c] - mean[c])
+        for c in range(channels):
+            product[c] *= scale[c]
+            less[c], slope[c] = weight[c] * alone[c] * scale[c], weight[c] * product[c] * scale[c] * scale[c]
+        _spread(less, channels, each, size)
+        _spread(slope, channels, each, size)
         for p in range(positions):
             row = floats(job[PIXELS] + start + 4 * p * channels)
             y = floats(job[GRADIENT] + start + 4 * p * channels)
             target = floats(job[RESULT] + start + 4 * p * channels)
             for c in range(channels):
-                target[c] = y[c] * (weight[c] * scale[c]) - alone[c] - (row[c] - mean[c]) * product[c]
+                target[c] = y[c] * (weight[c] * scale[c]) - less[c] - (row[c] - mean[c]) * slope[c]
+
+
+@Kernel
+def _back_by_channel(job: Any) -> None:
+    positions, channels, each, weight = job[POSITIONS], job[CHANNELS], job[EACH], floats(job[WEIGHT])
+    size, groups = float(positions * each), channels // each
+    while True:
+        i = taken(job, TAKEN)
+        if i >= job[ITEMS]:
+            break
+        means, scales = floats(job[MEANS] + 4 * i * groups), floats(job[SCALES] + 4 * i * groups)
+        alone, product = floats(job[SUMS] + 4 * i * channels), floats(job[PRODUCTS] + 4 * i * channels)
+        start = 4 * i * positions * channels
+        for g in range(groups):
+            mean, scale = means[g], scales[g]
+            less = slope = np.float32(0.0)
+            for c in range(g * each, g * each + each):
+                row = floats(job[PIXELS] + start + 4 * c * positions)
+                y = floats(job[GRADIENT] + start + 4 * c * positions)
+                total = weighted = np.float32(0.0)
+                for p in range(positions):
+                    total += y[p]
+                    weighted += y[p] * (row[p] - mean)
+                alone[c], product[c] = total, weighted * scale
+                less += weight[c] * alone[c]
+                slope += weight[c] * product[c]
+            less, slope = np.float32(less * scale / size), np.float32(slope * scale * scale / size)
+            for c in range(g * each, g * each + each):
+                row = floats(job[PIXELS] + start + 4 * c * positions)
+                y = floats(job[GRADIENT] + start + 4 * c * positions)
+                target, factor = floats(job[RESULT] + start + 4 * c * positions), weight[c] * scale
+                for p in range(positions):
+                    target[p] = y[p] * factor - less - (row[p] - mean) * slope

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -95,58 +96,54 @@ def group_norm(use: Use, gradient: Tensor) -> Found:
     if use.extra is None or use.piece(2, "weight") is None:
         return _channels(use, lambda: functional.group_norm(inputs, groups, eps=eps), gradient, 2, 3, "group_norm")
     fold = folded(gradient.shape, use.where, use.examples, "group_norm")
-    if isinstance(use.extra, Grouped):
-        return _of_channels(use, *use.extra.rows(gradient), fold)
-    mean, scale = (wide(moment).view(len(inputs), groups, 1) for moment in use.extra)
-    moments = _moments(_last(wide(gradient)), _last(wide(inputs)))
-    sums, weighted = (moment.unflatten(1, (groups, -1)) for moment in moments)
-    apart = (weighted - mean * sums) * scale  # y' x_hat = (y' x - mean y') / deviation
-    return _of_channels(use, apart.flatten(1), sums.flatten(1), fold)
-
-
-def _of_channels(use: Use, weighted: Tensor, sums: Tensor, fold: int) -> Found:
+    weighted, sums = use.extra.rows(gradient)
     pieces = (use.piece(2, "weight"), weighted), (use.piece(3, "bias"), sums)
     return [(piece, vector(piece, _positions(rows, fold))) for piece, rows in pieces if piece is not None]
 
 
 class Grouped:
-    """Group norm of images whose channels lie last, by kernels: what the way back and the rule both need."""
+    """Group norm of images by kernels: what the way back and the rule both need, which is had at once.
 
-    def __init__(self, pixels: Tensor, groups: int, weight: Tensor, means: Tensor, scales: Tensor) -> None:
-        self._pixels, self._groups, self._weight, self._means, self._scales = pixels, groups, weight, means, scales
-        self._sums: tuple[Tensor, Tensor] | None = None
+    `pixels` are (n, positions, channels) where channels lie last, else (n, channels, positions).
+    """
+
+    def __init__(self, pixels: Tensor, groups: int, weight: Tensor, moments: tuple[Tensor, Tensor], last: bool) -> None:
+        self._pixels, self._groups, self._weight, self._moments, self._last = pixels, groups, weight, moments, last
+        self._heard: Tensor | None = None
+        self._made: tuple[Tensor, Tensor, Tensor] | None = None
 
     def rows(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of weight and bias, (n, channels)."""
-        alone, products = self._found(_last(gradient).contiguous())
-        return products * self._scales, alone
+        _, *rows = self._of(gradient)
+        return rows[0], rows[1]
 
     def back(self, gradient: Tensor) -> Tensor:
-        """The gradient of the pixels, from that of the output."""
-        last, moments = _last(gradient).contiguous(), (self._means, self._scales)
-        found = self._found(last)
-        made: Tensor = kernels.grouping().back(self._pixels, self._groups, self._weight, moments, last, found)
-        return made
+        """The gradient of the input, from that of the output."""
+        made, *_ = self._of(gradient)
+        n, channels, *sizes = gradient.shape
+        return made.view(n, *sizes, channels).movedim(-1, 1) if self._last else made.view(gradient.shape)
 
-    def _found(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        if self._sums is None:  # the rule hears the gradient first
-            self._sums = kernels.grouping().sums(self._pixels, self._means, gradient)
-        return self._sums
+    def _of(self, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self._made is None or self._heard is not gradient:  # the rule hears it first
+            laid_out = (_last(gradient) if self._last else gradient.flatten(1)).contiguous()
+            back = kernels.grouping().back
+            self._made = back(self._pixels, self._groups, self._weight, *self._moments, laid_out, last=self._last)
+            self._heard = gradient
+        return self._made
 
 
 class _Through(torch.autograd.Function):
-    """Group norm whose weight and bias are constants; `normal` (n, positions, channels) is its output."""
+    """Group norm whose weight and bias are constants; `normal` is its output."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, normal: Tensor, grouped: Grouped) -> Tensor:
-        ctx.grouped, (n, channels, *sizes) = grouped, inputs.shape
-        return normal.view(n, *sizes, channels).movedim(-1, 1)
+    def forward(ctx: Any, _inputs: Tensor, normal: Tensor, grouped: Grouped) -> Tensor:
+        ctx.grouped = grouped
+        return normal.view_as(normal)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        n, channels, *sizes = gradients[0].shape
         grouped, ctx.grouped = ctx.grouped, None
-        return grouped.back(gradients[0]).view(n, *sizes, channels).movedim(-1, 1), None, None
+        return grouped.back(gradients[0]), None, None
 
 
 def _last(tensor: Tensor) -> Tensor:
@@ -154,43 +151,31 @@ def _last(tensor: Tensor) -> Tensor:
     return tensor.movedim(1, -1).flatten(1, -2) if tensor.dim() > 2 else tensor.unsqueeze(1)
 
 
-def _moments(gradient: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums over positions of y' and of y' x, a few examples at a time: each product is summed while in cache."""
-    n, positions, channels = gradient.shape
-    sums, weighted = gradient.new_empty(2, n, channels).unbind(0)
-    for start, stop in chunks(n, max(1, _CACHED * torch.get_num_threads() // (positions * channels))):
-        part = gradient[start:stop]
-        products = torch.mul(part, inputs[start:stop], out=scratch_like("products", part))
-        torch.sum(part, 1, out=sums[start:stop])
-        torch.sum(products, 1, out=weighted[start:stop])
-    return sums, weighted
-
-
 _CACHED = 1 << 16  # numbers that stay in a core's cache from one operation to the next
 
 
-def _with_moments(
+def _grouped(
     inputs: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> tuple[Tensor, tuple[Tensor, Tensor] | Grouped] | None:
-    """Group norm, and the mean and the reciprocal deviation of every group."""
-    if weight is None or inputs.dtype != weight.dtype or torch.is_autocast_enabled("cpu") or inputs.numel() == 0:
+) -> tuple[Tensor, Grouped] | None:
+    """Group norm, and what its way back will find, if kernels know it."""
+    if weight is None or bias is None or inputs.numel() == 0 or inputs.shape[1] % groups:
         return None
-    if not inputs.is_contiguous() and not (
-        inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
-    ):
-        inputs = inputs.contiguous()
-    n, channels = inputs.shape[:2]
-    last = inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous()
-    if last and bias is not None and channels % groups == 0 and kernels.take(inputs.movedim(1, -1), weight, bias):
-        pixels = _last(inputs.detach())
+    if not kernels.take(weight, bias) or inputs.dtype is not weight.dtype or torch.is_autocast_enabled("cpu"):
+        return None
+    n, channels, *sizes = inputs.shape
+    last = len(sizes) == 2 and not inputs.is_contiguous() and inputs.is_contiguous(memory_format=torch.channels_last)
+    pixels = _last(inputs.detach()) if last else inputs.detach().contiguous()
+    if last:
         normal, *moments = kernels.grouping().normalised(pixels, groups, weight, bias, eps)
-        grouped = Grouped(pixels, groups, weight, *moments)
-        return _Through.apply(inputs, normal, grouped), grouped  # type: ignore[no-untyped-call]
-    out, mean, scale = torch.native_group_norm(inputs, weight, bias, n, channels, inputs[0, 0].numel(), groups, eps)
-    return out, (mean.detach(), scale.detach())
+        normal = normal.view(n, *sizes, channels).movedim(-1, 1)
+    else:
+        with torch.no_grad():
+            normal, *moments = torch.native_group_norm(pixels, weight, bias, n, channels, prod(sizes), groups, eps)
+    grouped = Grouped(pixels, groups, weight, (moments[0], moments[1]), last)
+    return _Through.apply(inputs, normal, grouped), grouped  # type: ignore[no-untyped-call]
 
 
-COMPUTE[functional.group_norm] = _with_moments
+COMPUTE[functional.group_norm] = _grouped
 
 
 @rule_for(functional.instance_norm)
