@@ -14,7 +14,6 @@ from terrine import sgd
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import Recorder, recorder
 from terrine.sgd.clipping.chunks import evenly, recorded
-from terrine.sgd.clipping.workspace import Blocks
 
 
 @pytest.fixture
@@ -238,22 +237,3 @@ def test_parts_hold_all_examples_and_are_worth_a_pass(activations, size, paramet
     modest = total <= 64 << 20 and most < 64 * activations
     assert (len(parts) > 1) == (size > 1 and total > 1.1 * most and not modest)
     assert len(parts) <= 6
-
-
-class TestBlocks:
-    def test_what_was_lent_is_lent_again_once_it_is_free(self):
-        blocks = Blocks()
-        first = blocks.lend(100, torch.float32)
-        assert blocks.lend(100, torch.float32) is not first
-        blocks.release()
-        assert blocks.lend(105, torch.float32) is first  # a little larger still fits
-        assert blocks.lend(100, torch.float64).dtype is torch.float64
-
-    def test_what_was_not_needed_is_given_up(self):
-        blocks = Blocks()
-        first = blocks.lend(100, torch.float32)
-        blocks.release()
-        blocks.release()  # nothing was lent: nothing is given up
-        assert blocks.lend(20, torch.float32) is not first
-        blocks.release()
-        assert blocks.lend(100, torch.float32) is not first

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd import kernels, products
-from terrine.sgd.clipping import workspace
+from terrine.sgd.clipping.room import fits
 from terrine.sgd.kernels import Image, cancelling
 
 
@@ -116,7 +116,7 @@ class Outer:
             return (inputs * gradients).square_()
         compiled = kernels.take(self.inputs, self.gradients)
         prefers = kernels.prefers_direct if compiled else prefers_direct
-        if prefers(positions, width, height) and workspace.fits(n * width * height, self.gradients):
+        if prefers(positions, width, height) and fits(n * width * height, self.gradients):
             return self._direct_squares()
         return self.ghost()
 
@@ -157,7 +157,7 @@ class Outer:
         left, right = gradients.flatten(0, 1).t(), inputs.flatten(0, 1)
         if total.dtype is not right.dtype:
             left, right = left.to(total.dtype), right.to(total.dtype)
-        if _is_skinny(len(flat), *right.shape):
+        if is_skinny(len(flat), *right.shape):
             _add_by_short_blocks(flat, left, right, fresh)
         else:
             flat.addmm_(left, right, beta=float(not fresh))
@@ -182,7 +182,7 @@ class Outer:
         """The gradients themselves, and their squared norms."""
         n, _, width = self.inputs.shape
         height = self.gradients.shape[2]
-        rows = self._rows = workspace.empty(n, height * width, self.gradients)
+        rows = self._rows = self.gradients.new_empty(n, height * width)
         if kernels.take(self.inputs, self.gradients):
             self._turned, squares, self._sums = Image(self.inputs.unsqueeze(1)).gradients(self.gradients, rows)
             return squares
@@ -355,7 +355,7 @@ def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
     return rows * scale.view(-1, 1, 1)
 
 
-def _is_skinny(height: int, positions: int, width: int) -> bool:
+def is_skinny(height: int, positions: int, width: int) -> bool:
     """Whether short blocks pay: for one thread alone, of several each has work enough as it is."""
     return height <= 16 and width >= 2048 and positions * width >= 1 << 22 and torch.get_num_threads() == 1
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from terrine.sgd import kernels
-from terrine.sgd.clipping import patches, workspace
+from terrine.sgd.clipping import patches
 from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, squared_rows
 from terrine.sgd.clipping.depthwise import gradients, is_depthwise
 from terrine.sgd.clipping.examples import chunks
@@ -134,10 +134,10 @@ class Convolved:
                 rows = gradients(self.geometry, self.image, self.out)
                 self._rows, self._squares = rows, squared_rows(rows)
             elif compiled is not None:
-                self._rows = workspace.empty(len(self.out), prod(self.shape), self.out)
+                self._rows = self.out.new_empty(len(self.out), prod(self.shape))
                 self._turned, self._squares, self._sums = compiled.gradients(self.out.flatten(1, -2), self._rows)
             else:
-                self._rows = workspace.empty(len(self.out), prod(self.shape), self.out)
+                self._rows = self.out.new_empty(len(self.out), prod(self.shape))
                 self._squares = self._laid_out(self._rows)
             self.image = self.out = self.out[:0]  # all that is needed of them is in the rows
         return self._rows, self._squares

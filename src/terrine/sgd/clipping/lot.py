@@ -42,7 +42,6 @@ from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import ANCHOR, Tape
 from terrine.sgd.clipping.trial import misunderstood
-from terrine.sgd.clipping.workspace import reused
 from terrine.sgd.reduction import refuse_shared_denominator
 from terrine.sgd.validate import validate
 
@@ -124,7 +123,7 @@ class _Work:
         try:
             if self.slow:
                 raise Unfollowed(self.slow)
-            with reused(self.model), torch.no_grad():
+            with torch.no_grad():
                 contributions, squares = self._watched(x, y)
                 return self.sums.add(contributions, squares, self.rule) if squares else torch.zeros(count(y))
         except (Unfollowed, CheckpointError) as reason:

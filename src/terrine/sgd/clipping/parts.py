@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from terrine.sgd.clipping.tape import Rule, Tape, Use
-from terrine.sgd.clipping.workspace import Blocks, using
 
 Through = Callable[["Part"], None]
 
@@ -24,21 +23,18 @@ Through = Callable[["Part"], None]
 class Part(Tape):
     """A tape that says when it has heard everything it listens to."""
 
-    def __init__(
-        self, parameters: dict[str, nn.Parameter], examples: int, share: float, blocks: Blocks, through: Through
-    ) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter], examples: int, share: float, through: Through) -> None:
         super().__init__(parameters, examples, share)
         self.norms: Tensor | None = None  # once its gradients, times `scale`, are clipped and added up
         self.scale = 1.0
-        self._blocks, self._through, self._waiting = blocks, through, 0
+        self._through, self._waiting = through, 0
 
     def listen(self, out: Tensor, use: Use, rule: Rule) -> Tensor:
         self._waiting += 1
         return super().listen(out, use, rule)
 
     def _hear(self, use: Use, rule: Rule, versions: list[tuple[Tensor, int]], gradient: Tensor) -> None:
-        with using(self._blocks):
-            super()._hear(use, rule, versions, gradient)
+        super()._hear(use, rule, versions, gradient)
         self._waiting -= 1
         if not self._waiting:
             self._through(self)

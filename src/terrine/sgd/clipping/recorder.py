@@ -25,7 +25,6 @@ from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
-from terrine.sgd.clipping.workspace import Blocks
 from terrine.sgd.validate import validate
 
 _SHARE = 0.2  # so much of the memory of its activations may a recorded part's per-example gradients take
@@ -49,7 +48,6 @@ class Recorder:
         self._open: list[_Pass | None] = []
         self._leaked: set[str] = set()
         self._sums: Sums | None = None
-        self._blocks = Blocks()
         self._each: dict[Any, float] = {}  # bytes of one example's activations, by its shape; 0: not to be cut
         self._hooks: list[Any] = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
@@ -81,7 +79,6 @@ class Recorder:
         self._lots.clear()
         self._leaked.clear()
         self._sums = None
-        self._blocks.release()
 
     def close(self) -> None:
         """Detach from the model."""
@@ -114,8 +111,6 @@ class Recorder:
         if len(lot) > 1 and scale is not None:
             self._sums = self._sums or Sums(trained(self.model))
             self._add(part, self._sums, scale)
-            if all(one.norms is not None for one in self._heard()):
-                self._blocks.release()
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         self._open.append(None)
@@ -160,7 +155,7 @@ class Recorder:
 
     def _begin(self, sizes: list[int], parameters: dict[str, nn.Parameter]) -> list[Part]:
         self._lots = [lot for lot in self._lots if any(part.heard for part in lot)]
-        self._lots.append([Part(parameters, size, _SHARE, self._blocks, self._through) for size in sizes])
+        self._lots.append([Part(parameters, size, _SHARE, self._through) for size in sizes])
         return self._lots[-1]
 
     def _sizes(self, module: nn.Module, given: Any, x: Tensor, parameters: dict[str, nn.Parameter]) -> list[int]:
@@ -178,7 +173,7 @@ class Recorder:
 
         The trial is not part of the lot: a run that is resumed cuts its lots as it would have without a break.
         """
-        part = Part(parameters, FIRST, _SHARE, Blocks(), lambda _: None)
+        part = Part(parameters, FIRST, _SHARE, lambda _: None)
         try:
             with torch.random.fork_rng(devices=[]), self._watching(part, given):
                 output = module.forward(*given[0], **given[1])

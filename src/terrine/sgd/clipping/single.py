@@ -13,8 +13,8 @@ from torch import Tensor
 from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, squared_rows, wide, without
 from terrine.sgd.clipping.piece import Piece
 
-SMALL = 1 << 14
-"""Numbers of a weight; the sum of a larger one lies in memory that is used again, see `workspace`."""
+SMALL = 1 << 18
+"""Numbers of a weight up to which there is one way to multiply; `Outer` knows the others."""
 
 
 class Single:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from terrine.sgd.clipping import workspace
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.policy import Automatic, ClippingRule, Flat
 from terrine.sgd.precision import exact
@@ -104,4 +103,4 @@ class Sums:
 
     def _empty(self, name: str) -> Tensor:
         parameter = self._parameters[name]
-        return workspace.sum_of(parameter, wide(parameter.dtype))
+        return torch.empty(parameter.shape, dtype=wide(parameter.dtype), device=parameter.device)

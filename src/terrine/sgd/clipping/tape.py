@@ -25,7 +25,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow
 from terrine.sgd.clipping.contribution import Contribution, kept
 from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
-from terrine.sgd.clipping.workspace import limit
+from terrine.sgd.clipping.room import limit
 from terrine.sgd.precision import exact, is_exact
 
 log = logging.getLogger("terrine.sgd")

@@ -17,7 +17,7 @@ from terrine.sgd.clipping.examples import chunks
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.single import vector
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
-from terrine.sgd.scratch import scratch, scratch_like
+from terrine.sgd.scratch import scratch
 
 Found = list[tuple[Piece, Contribution]]
 
