@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from terrine.sgd import clipped_sum
@@ -122,3 +124,32 @@ def test_parts_of_a_layer_are_frozen(kind, frozen):
     x, y = torch.randn(4, 5, 6, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
     criterion = nn.MSELoss(reduction="sum")
     assert_same(clipped_sum(model, criterion, x, y, clip=0.5), loop(model, criterion, x, y, 0.5))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 19), st.integers(1, 70), st.floats(0.01, 60.0))
+def test_compiled_steps_are_the_slow_ones(time, n, width, size):
+    """In single precision, gates from tiny to saturated, every gradient and the state that goes on."""
+    torch.manual_seed(n)
+    inputs, weight = size * torch.randn(time, n, 4 * width), torch.randn(4 * width, width) / width**0.5
+    first = [torch.randn(n, width) for _ in range(2)]
+
+    def everything(dtype):
+        given = [one.to(dtype).requires_grad_() for one in (inputs, *first)]
+        hidden: list[torch.Tensor] = []
+        made, final, _ = scan("lstm", given[0] * 1.0, tuple(given[1:]), weight.to(dtype), None, hidden)
+        weights = torch.linspace(-1, 1, time * n * width, dtype=dtype).view(made.shape)
+        loss = (made * weights).sum() + (final[0] - 2 * final[1]).sum()
+        return [made, *final, *torch.autograd.grad(loss, given), *hidden]
+
+    for found, truth in zip(everything(torch.float32), everything(torch.float64), strict=True):
+        torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_a_number_stays_so_and_with_its_example():
+    inputs, weight, first = torch.randn(3, 9, 20), torch.randn(20, 5), [torch.randn(9, 5) for _ in range(2)]
+    inputs[1, 4, [0, 6, 12, 18]] = float("nan")
+    outputs, last, _ = scan("lstm", inputs, tuple(first), weight, None, [])
+    finite = [t.isfinite().all(-1) for t in (outputs[2], *last)]
+    assert outputs[0].isfinite().all()
+    assert all(one.tolist() == [i != 4 for i in range(9)] for one in finite)

@@ -184,8 +184,8 @@ def test_a_model_that_mixes_is_refused_by_both_doors(forward):
         first_lot(Net(forward), x, y)
 
 
-def first_lot(model, x, y, criterion=CRITERION, before=lambda x: x):
-    plan = sgd.Plan(examples=len(x), lot=len(x) - 1, steps=2, clip=1.0, noise=1.0, delta=1e-3)
+def first_lot(model, x, y, criterion=CRITERION, before=lambda x: x, absent=1):
+    plan = sgd.Plan(examples=len(x), lot=len(x) - absent, steps=2, clip=1.0, noise=1.0, delta=1e-3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, lots = sgd.make_private(model, optimizer, (x, y), plan)
     for some, labels in lots:
@@ -338,3 +338,17 @@ APART = {
 @pytest.mark.parametrize("before", APART.values(), ids=APART)
 def test_what_is_done_to_every_example_before_the_model_is_free(before):
     first_lot(nn.Linear(6, 3).double(), *lot(9, 6), before=before)
+
+
+SQUARE = {
+    "the rest": lambda x: x.view(len(x), -1).sin(),
+    "both": lambda x: x.reshape(len(x), 6).sin(),
+    "neither": lambda x: x.view(-1, 6).sin(),
+}
+
+
+@pytest.mark.parametrize("before", SQUARE.values(), ids=SQUARE)
+def test_a_shape_may_name_a_size_that_is_also_the_lot_s(before):
+    first_lot(nn.Linear(6, 3).double(), *lot(6, 6), before=before, absent=0)
+    with pytest.raises(InvalidArgument, match="depends on others"):
+        first_lot(nn.Linear(6, 3).double(), *lot(6, 6), before=lambda x: before(x.flip(0)), absent=0)

@@ -47,12 +47,22 @@ def weighted(left: Tensor, right: Tensor, factor: Tensor) -> Tensor | None:
         return None
     if not kernels.take(left, right, factor):
         return None
-    left, right = left.flatten(0, 1), right.flatten(0, 1)
-    factor = factor.repeat_interleave(positions) if positions > 1 else factor.contiguous()
+    left, right, factor = flattened(left, right, factor.contiguous())
     if (height - width) * len(left) > height * width:  # less to be turned, and then turned back
         made = _turned_times(right, left, factor)
         return kernels.turn(made, torch.ones(width), torch.empty(height, width))
     return _turned_times(left, right, factor)
+
+
+def flattened(left: Tensor, right: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """left (n T, e), right (n T, d) and factor (n T,): all positions, in the order in which they lie in memory."""
+    positions = left.shape[1]
+    if positions == 1:
+        return left.squeeze(1), right.squeeze(1), factor
+    turned = left.transpose(0, 1), right.transpose(0, 1)
+    if all(one.is_contiguous() for one in turned):
+        return turned[0].flatten(0, 1), turned[1].flatten(0, 1), factor.repeat(positions)
+    return left.flatten(0, 1), right.flatten(0, 1), factor.repeat_interleave(positions)
 
 
 def _turned_times(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:

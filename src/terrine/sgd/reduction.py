@@ -9,6 +9,7 @@ anything else means that one example's loss depends on another, and no clipping 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -195,18 +196,50 @@ class Tape:
                 return values[id(leaf)] if id(leaf) in values else plain(leaf)
             return leaf
 
-        for function, args, kwargs, made in calls:
-            divides = getattr(function, "__name__", "") in _DIVIDES
-            given = tree_map(lambda leaf: count if divides and _is(leaf, self.size) else now(leaf), (args, kwargs))  # noqa: B023
-            try:
-                result = function(*given[0], **given[1])
-            except RuntimeError:  # a shape that names the size of the lot
-                given = tree_map(lambda leaf: count if _is(leaf, self.size) else now(leaf), (args, kwargs))
-                result = function(*given[0], **given[1])
-            for old, new in zip(made, tree_flatten(result)[0], strict=False):
+        for call in calls:
+            result = self._again(call, now, count)
+            for old, new in zip(call[3], tree_flatten(result)[0], strict=False):
                 values[id(old)] = new
         replayed: Tensor = values[id(loss)]
         return replayed
+
+    def _again(self, call: Any, now: Callable[[Any], Any], count: int) -> Any:
+        """The result of a call on `count` examples: of the numbers that name the lot's size, those follow that have to.
+
+        Which ones tells the result's shape: `x.view(6, -1)` of six examples of six numbers each does not fail on one.
+        """
+        function, args, kwargs, made = call
+        divides = getattr(function, "__name__", "") in _DIVIDES
+        results, failures = [], []
+        for many in (math.inf,) if divides else (0, 1, math.inf):
+            left = many
+
+            def given(leaf: Any) -> Any:
+                nonlocal left
+                if left > 0 and _is(leaf, self.size):
+                    left -= 1
+                    return count
+                return now(leaf)
+
+            try:
+                results.append(function(*tree_map(given, args), **tree_map(given, kwargs)))
+            except RuntimeError as failure:  # a shape that names the size of the lot
+                failures.append(failure)
+                continue
+            if all(
+                _is_shortened(*pair, self.size, count) for pair in zip(made, tree_flatten(results[-1])[0], strict=False)
+            ):
+                return results[-1]
+        if not results:
+            raise failures[0]
+        return results[0]
+
+
+def _is_shortened(whole: Any, some: Any, size: int, count: int) -> bool:
+    """Whether a result has the shape of the whole lot's, but for the number of examples in front."""
+    if not isinstance(whole, Tensor) or not isinstance(some, Tensor):
+        return True
+    return not _has_rows(whole, size) or some.shape == (count, *whole.shape[1:])
 
 
 _DIVIDES = frozenset({"div", "div_", "true_divide", "__truediv__", "__itruediv__"})

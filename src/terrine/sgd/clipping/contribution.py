@@ -150,11 +150,12 @@ class Outer:
         if made is not None:
             _ = flat.copy_(made) if fresh else flat.add_(made)
             return
-        if inputs.shape[2] < gradients.shape[2]:
-            inputs = _scaled(inputs, factor)
+        left, right, scale = products.flattened(gradients, inputs, factor)
+        scale = scale.to(right.dtype).unsqueeze(1)
+        if right.shape[1] < left.shape[1]:
+            left, right = left.t(), right * scale
         else:
-            gradients = _scaled(gradients, factor)
-        left, right = gradients.flatten(0, 1).t(), inputs.flatten(0, 1)
+            left = (left * scale).t()
         if total.dtype is not right.dtype:
             left, right = left.to(total.dtype), right.to(total.dtype)
         if is_skinny(len(flat), *right.shape):
@@ -347,12 +348,6 @@ SHORT = 48  # into a wide matrix of few rows, products go faster by so few posit
 def _side_by_side(rows: Tensor) -> Tensor:
     """The same with the last dimension's numbers side by side, as kernels want them."""
     return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
-
-
-def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
-    """rows (n, T, d), each example's times its factor."""
-    scale = factor if factor.dtype is rows.dtype else factor.to(rows.dtype)
-    return rows * scale.view(-1, 1, 1)
 
 
 def is_skinny(height: int, positions: int, width: int) -> bool:

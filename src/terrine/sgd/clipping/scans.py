@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from terrine.sgd import kernels
+
 State = tuple[Tensor, ...]
+
+_CACHED = 1 << 18  # numbers of a weight that stays in a core's cache
 
 _sigmoid = torch.ops.aten.sigmoid_backward.grad_input  # gradient * s * (1 - s)
 _tanh = torch.ops.aten.tanh_backward.grad_input  # gradient * (1 - t^2)
@@ -72,6 +76,8 @@ def _plain(squash: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
 
 def _lstm(inputs: Tensor, first: State, weight: Tensor, bias: Tensor | None) -> Any:
     gates, across = inputs if bias is None else inputs.add_(bias), weight.t()
+    if kernels.take(gates, weight, *first) and weight.numel() <= _CACHED:
+        return _lstm_by_kernels(gates, first[0].contiguous(), first[1].contiguous(), weight.contiguous())
     outputs, cells, bent = (inputs.new_empty(*inputs.shape[:2], weight.shape[1]) for _ in range(3))
     state, cell = first
     enter, forget, new, leave = gates.chunk(4, dim=-1)
@@ -89,6 +95,18 @@ def _lstm(inputs: Tensor, first: State, weight: Tensor, bias: Tensor | None) -> 
         return _lstm_back(gates, cells, bent, first[1], weight, gradient, last)
 
     return outputs, (state.clone(), cell.clone()), back
+
+
+def _lstm_by_kernels(gates: Tensor, state: Tensor, cell: Tensor, weight: Tensor) -> Any:
+    steps = kernels.stepping()
+    outputs, cells, bent = steps.there(gates, (state, cell), weight)
+
+    def back(_: Tensor, gradient: Tensor, last: State) -> Any:
+        before = last[0].clone(), last[1].clone()
+        made = steps.back(gates, cells, bent, cell, weight, gradient.contiguous(), *before)
+        return made, made, before
+
+    return outputs, (outputs[-1].clone(), cells[-1].clone()), back
 
 
 def _lstm_back(

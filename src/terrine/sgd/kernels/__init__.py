@@ -6,6 +6,9 @@
     outer.py       the gradients themselves, with their norms
     weighted.py    their weighted sum
     turning.py     a matrix turned
+    groups.py      group normalisation
+    lstm.py        the steps of an LSTM
+    gathered.py    rows added up by token
     features.py    a weight with few outputs on wide features, with their norms
     normals.py     noise, from bits to what is added
     aes.py         the bits
@@ -46,6 +49,7 @@ __all__ = [
     "grouping",
     "load",
     "prefers_direct",
+    "stepping",
     "take",
     "turn",
 ]
@@ -110,6 +114,13 @@ def grouping() -> Any:
     from terrine.sgd.kernels import groups
 
     return groups
+
+
+def stepping() -> Any:
+    """The kernels of an LSTM's steps, see `lstm.py`."""
+    from terrine.sgd.kernels import lstm
+
+    return lstm
 
 
 def prefers_direct(positions: int, width: int, height: int) -> bool:

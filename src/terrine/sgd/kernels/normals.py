@@ -117,7 +117,7 @@ def _turned(segment: int) -> int:
     return (segment & 255) << 24 | (segment & 0xFF00) << 8 | segment >> 8 & 0xFF00 | segment >> 24 & 255
 
 
-def _through_nodes(remainder: Callable[[NDArray[np.float64]], NDArray[np.float64]], low: float, high: float,
+def through_nodes(remainder: Callable[[NDArray[np.float64]], NDArray[np.float64]], low: float, high: float,
                    degree: int) -> tuple[np.float32, ...]:  # fmt: skip
     """The coefficients, from the constant on, of the polynomial that meets `remainder` at Chebyshev's nodes."""
     found = np.polynomial.Chebyshev.interpolate(remainder, degree, domain=[low, high])
@@ -134,11 +134,11 @@ _HALF = math.sqrt(0.5)
 _HALF_BITS = _i(np.float32(_HALF).view(np.int32))
 _LN2, _UNIT, _ANGLE = _f(math.log(2.0)), _f(2.0**-32), _f(math.pi * 2.0**-31)
 _EDGE = (math.pi / 4) ** 2
-_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = _through_nodes(
+_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = through_nodes(
     lambda m: (np.log1p(m) - m + m**2 / 2) / m**3, _HALF - 1, 2 * _HALF - 1, 8
 )
-_S0, _S1, _S2 = _through_nodes(lambda s: (np.sin(np.sqrt(s)) / np.sqrt(s) - 1) / s, 0.0, _EDGE, 2)
-_C0, _C1, _C2 = _through_nodes(lambda s: (np.cos(np.sqrt(s)) - 1 + s / 2) / s**2, 0.0, _EDGE, 2)
+_S0, _S1, _S2 = through_nodes(lambda s: (np.sin(np.sqrt(s)) / np.sqrt(s) - 1) / s, 0.0, _EDGE, 2)
+_C0, _C1, _C2 = through_nodes(lambda s: (np.cos(np.sqrt(s)) - 1 + s / 2) / s**2, 0.0, _EDGE, 2)
 
 
 @compiled
