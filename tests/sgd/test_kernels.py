@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -83,6 +84,27 @@ def test_what_does_not_fit_is_never_read(pixels, out):
         Image(pixels).gradients(out, torch.empty(len(out), 15))
 
 
+@settings(max_examples=80, deadline=None)
+@given(images(), SIZES, st.sampled_from([1, 2]), st.sampled_from([1, 300, 1 << 16]))
+def test_sums_over_all_examples(image, outputs, threads, cached):
+    """However few of them are taken at a time; what has a frame is refused."""
+    image, before = replace(image, padding=((0, 0), (0, 0))), torch.get_num_threads()
+    laid = patches(image)
+    out = torch.randn(len(laid), laid.shape[1], outputs)
+    torch.set_num_threads(threads)
+    try:
+        with mock.patch("terrine.sgd.kernels.outer._CACHED", cached):
+            turned, found = image.summed(out)
+    finally:
+        torch.set_num_threads(before)
+    found = found.view(-1, outputs).t() if turned else found.view(outputs, -1)
+    torch.testing.assert_close(found.double(), torch.einsum("npe,npk->ek", out.double(), laid), rtol=1e-5, atol=1e-4)
+    padded = replace(image, padding=((image.stride[0], 0), (0, 0)))
+    out = torch.zeros(len(laid), padded.places[0] * padded.places[1], outputs)
+    with pytest.raises(ValueError, match="want none"):
+        padded.summed(out)
+
+
 def test_gradients_have_their_place():
     with pytest.raises(ValueError, match="want"):
         Image(torch.zeros(2, 1, 9, 5)).gradients(torch.zeros(2, 9, 3), torch.empty(2, 14))
@@ -98,10 +120,13 @@ def test_every_tile(tile):
         rows = torch.empty(2, channels * outputs)
         with mock.patch("terrine.sgd.kernels.outer._fastest", return_value=(0.0, tile)):
             turned, squares, _ = image.gradients(out, rows)
+            also, total = image.summed(out)
         assert not turned
+        assert not also
         wanted = torch.einsum("npe,npc->nec", out.double(), image.pixels[:, 0].double())
         torch.testing.assert_close(rows.view(2, outputs, channels).double(), wanted, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(squares.double(), wanted.square().sum((1, 2)), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(total.view(outputs, channels).double(), wanted.sum(0), rtol=1e-5, atol=1e-5)
 
 
 def test_positions_that_lie_apart():

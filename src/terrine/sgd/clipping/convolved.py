@@ -32,6 +32,7 @@ _CACHE = 2 << 20  # bytes laid out at once, for each thread
 _LARGE = 16 << 20  # bytes of patches laid out for one product of large matrices
 _KEPT = 60.0  # multiply-adds in the time one number of a gradient takes to memory and back
 _GATHERED = 120.0  # multiply-adds in the time it takes to add up one entry of a Gram matrix
+_MODEST = 1 << 28  # multiply-adds up to which kernels that read patches where they lie beat the library's convolution
 _FEW = 1  # patches to an output channel up to which a product of matrices beats the library's convolution
 
 
@@ -76,7 +77,7 @@ class Convolved:
         _ = total.copy_(made) if fresh else total.add_(made)
 
     def dense(self) -> Tensor:
-        return self._placed(self._direct()[0])
+        return self._placed(self._direct()[0], self._turned)
 
     def drop(self, examples: Tensor) -> Contribution:
         if self._rows is not None:
@@ -160,9 +161,14 @@ class Convolved:
         if self._rows is not None or self.geometry.groups > 1:
             total = scratch("weight", (1, prod(self.shape)), self.out)
             Dense(self._direct()[0]).add_to(total, factor, fresh=True)
-            return self._placed(total).squeeze(0)
+            return self._placed(total, self._turned).squeeze(0)
         scale = factor.view(-1, *[1] * (self.out.dim() - 1))
-        return self._by_library(torch.mul(self.out, scale, out=scratch("scaled", tuple(self.out.shape), self.out)))
+        scaled = torch.mul(self.out, scale, out=scratch("scaled", tuple(self.out.shape), self.out))
+        compiled = self._compiled()
+        if compiled is None or compiled.framed or self.out.numel() * prod(self.shape[1:]) > _MODEST:
+            return self._by_library(scaled)
+        turned, numbers = compiled.summed(scaled.flatten(1, -2))
+        return self._placed(numbers.unsqueeze(0), turned).squeeze(0)
 
     def _is_product(self) -> bool:
         """Whether the weighted sum is better had as a product of matrices than by the library.
@@ -191,10 +197,10 @@ class Convolved:
         )[1]  # fmt: skip
         return made
 
-    def _placed(self, rows: Tensor) -> Tensor:
-        """Gradients as `_direct` keeps them, as (n, *shape)."""
+    def _placed(self, rows: Tensor, turned: bool) -> Tensor:
+        """Gradients as kernels make them, as (n, *shape)."""
         outputs, channels, *kernel = self.shape
-        if self._turned:
+        if turned:
             return rows.view(-1, *kernel, channels, outputs).movedim(-1, 1).movedim(-1, 2)
         return rows.view(-1, outputs, *kernel, channels).movedim(-1, 2)
 

@@ -50,6 +50,15 @@ class Image:
             raise ValueError(f"rows {tuple(rows.shape)}: want a place for every number of {len(out)} gradients")
         return gradients(self, out, rows)
 
+    def summed(self, out: Tensor) -> tuple[bool, Tensor]:
+        """sum_i g_i of images without frames: whether as (lines, run, e), not (e, lines, run), and its numbers."""
+        from terrine.sgd.kernels.outer import summed
+
+        self._refuse_others(out)
+        if self.framed:
+            raise ValueError(f"padding {self.padding}: want none")
+        return summed(self, out)
+
     def _refuse_others(self, out: Tensor) -> None:
         """Kernels read wherever they are told to: what they are told has to be in memory."""
         (n, _, _, channels), (_, _, column, side) = self.pixels.shape, self.pixels.stride()

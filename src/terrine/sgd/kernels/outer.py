@@ -3,12 +3,14 @@
     g_i = sum_p out_ip in_ip^T
 
 A tile of one example's sum is made in registers, from the first position to the last, squared and written. An `in_p`
-may be a patch of an image, which is read where it lies: lines of the kernel are made one after the other.
+may be a patch of an image, which is read where it lies: lines of the kernel are made one after the other. Or a tile of
+the sum over all examples is made so, a few of them at a time, which stay in cache for the tiles beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -17,13 +19,26 @@ from numba import types
 from numba.core import cgutils
 from torch import Tensor
 
-from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, added_up, cleared, framed, job
+from terrine.sgd.kernels.frames import (
+    APART,
+    HEIGHT,
+    NEXT,
+    OUT,
+    OUTS,
+    OUTS_APART,
+    PIXELS,
+    added_up,
+    cleared,
+    framed,
+    job,
+)
 from terrine.sgd.kernels.image import Image
 from terrine.sgd.kernels.team import AT, ITEMS, TAKEN, WHOLE, Kernel, floats, inner, instruction, taken
 from terrine.sgd.kernels.vectors import (
     F32,
     LANES,
     REGISTERS,
+    ZERO,
     Builder,
     Sums,
     Value,
@@ -39,6 +54,8 @@ from terrine.sgd.kernels.vectors import (
 TILES = ((1, 8), (1, 12), (2, 8), (2, 12), (3, 8), (4, 6), (6, 4)) if REGISTERS >= 32 else ((1, 8), (2, 6), (3, 4))
 """Tiles by the vectors of their width and the numbers spread against them: sums and what is added are in registers."""
 ROWS, COLUMNS, DOWN, ALONG, LINES, STEP, RUN, TURNED, TILE, FOUND, SQUARES = range(NEXT, NEXT + 11)
+EXAMPLES, PANELS, SOME = range(SQUARES, SQUARES + 3)
+_CACHED = 1 << 16  # numbers that stay in a core's cache from one tile to the next
 
 
 def gradients(image: Image, out: Tensor, rows: Tensor) -> tuple[bool, Tensor, Tensor]:
@@ -52,6 +69,21 @@ def gradients(image: Image, out: Tensor, rows: Tensor) -> tuple[bool, Tensor, Te
         image.run, turned, tile, rows.data_ptr(), squares.data_ptr(),
     )  # fmt: skip
     return turned, squares, sums
+
+
+def summed(image: Image, out: Tensor) -> tuple[bool, Tensor]:
+    """See `Image.summed`."""
+    n, _, height = out.shape
+    turned = _fastest(height, image.run)[0] < _fastest(image.run, height)[0]
+    _, tile = _fastest(height, image.run) if turned else _fastest(image.run, height)
+    panels = -(-(height if turned else image.run) // (TILES[tile][0] * LANES))
+    total, frames = out.new_empty(image.lines * image.run * height), image.frames()
+    some = _CACHED * n // max(1, out.numel() + image.pixels.numel())
+    _summed.work(
+        image.lines * panels, *job(image, frames, out, total), *image.places, *image.strides, image.lines,
+        image.dilation * image.steps[0], image.run, turned, tile, total.data_ptr(), n, panels, max(1, some),
+    )  # fmt: skip
+    return turned, total
 
 
 @lru_cache(maxsize=1024)
@@ -103,55 +135,139 @@ def _panels(tile: int, wide: int, line: int, pixel: int, numbers: int, spread: i
     return norm
 
 
+@Kernel
+def _summed(job: Any) -> None:
+    out_line, apart, height, lines, run = job[COLUMNS] * job[OUT], job[OUT], job[HEIGHT], job[LINES], job[RUN]
+    vectors, high = TILES[job[TILE]]
+    while True:
+        item = taken(job, TAKEN)
+        if item >= job[ITEMS]:
+            break
+        a, v = item // job[PANELS], item % job[PANELS] * vectors * LANES
+        for start in range(0, job[EXAMPLES], job[SOME]):
+            some, more = min(job[SOME], job[EXAMPLES] - start), start > 0
+            patch = job[PIXELS] + 4 * (start * job[APART] + a * job[STEP])
+            out = job[OUTS] + 4 * start * job[OUTS_APART]
+            if job[TURNED]:
+                target = job[FOUND] + 4 * (a * run * height + v)
+                for r in range(0, run, high):
+                    _sum_tile(job[TILE], floats(out + 4 * v), out_line, apart, height - v, floats(patch + 4 * r),
+                              job[DOWN], job[ALONG], run - r, job[ROWS], job[COLUMNS], floats(target + 4 * r * height),
+                              height, some, job[OUTS_APART], job[APART], more)  # fmt: skip
+            else:
+                target = job[FOUND] + 4 * (a * run + v)
+                for r in range(0, height, high):
+                    _sum_tile(job[TILE], floats(patch + 4 * v), job[DOWN], job[ALONG], run - v, floats(out + 4 * r),
+                              out_line, apart, height - r, job[ROWS], job[COLUMNS],
+                              floats(target + 4 * r * lines * run), lines * run, some, job[APART], job[OUTS_APART],
+                              more)  # fmt: skip
+
+
 @instruction(types.float32, WHOLE, AT, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, AT, WHOLE)
 def _tile(builder: Builder, tile: Value, *arguments: Value) -> Value:
     """One of the tiles, as `_build` makes it; the sum of its squares."""
     norm = cgutils.alloca_once(builder, F32)
+    with _chosen(builder, tile) as tiles:
+        for vectors, high in tiles:
+            builder.store(_build(builder, vectors, high, *arguments), norm)
+    return builder.load(norm)
+
+
+@instruction(types.void, WHOLE, AT, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE,
+             WHOLE, types.boolean)  # fmt: skip
+def _sum_tile(builder: Builder, tile: Value, *arguments: Value) -> None:
+    """One of the tiles, as `_build_sum` makes it."""
+    with _chosen(builder, tile) as tiles:
+        for vectors, high in tiles:
+            _build_sum(builder, vectors, high, *arguments)
+
+
+@contextmanager
+def _chosen(builder: Builder, tile: Value) -> Iterator[Iterator[tuple[int, int]]]:
+    """Code for every tile, of which the one that was chosen is run."""
     done = builder.append_basic_block("done")
     choice = builder.switch(tile, done)
-    for i, (vectors, high) in enumerate(TILES):
-        block = builder.append_basic_block(f"tile{i}")
-        choice.add_case(number(i), block)
-        builder.position_at_end(block)
-        builder.store(_build(builder, vectors, high, *arguments), norm)
-        builder.branch(done)
+
+    def each() -> Iterator[tuple[int, int]]:
+        for i, shape in enumerate(TILES):
+            block = builder.append_basic_block(f"tile{i}")
+            choice.add_case(number(i), block)
+            builder.position_at_end(block)
+            yield shape
+            builder.branch(done)
+
+    yield each()
     builder.position_at_end(done)
-    return builder.load(norm)
+
+
+class _Tile:
+    """sum over positions of wide, `lanes` numbers in vectors, times spread, `many` numbers, in registers."""
+
+    def __init__(self, builder: Builder, vectors: int, high: int, lanes: Value, many: Value) -> None:
+        self.builder, self.vectors, self.high, self.many = builder, vectors, high, many
+        self.sums = Sums(builder, vectors * high)
+        self.masks = [below(builder, list(range(LANES)), number(v * LANES), lanes) for v in range(vectors)]
+        last = builder.sub(many, number(1))
+        there = [builder.icmp_signed("<", number(r), many) for r in range(high)]
+        self._offsets = [builder.select(one, number(r), last) for r, one in enumerate(there)]
+        self._inside = builder.icmp_signed(">=", lanes, number(vectors * LANES))
+
+    def add(self, wide: Value, line: Value, pixel: Value, spread: Value, other_line: Value, other_pixel: Value,
+            rows: Value, columns: Value) -> None:  # fmt: skip
+        """All positions' products."""
+        builder = self.builder
+
+        def positions(masks: Sequence[Value | None]) -> None:
+            with loop(builder, rows) as row:
+                here, there = builder.mul(row.index, line), builder.mul(row.index, other_line)
+                with loop(builder, columns) as column:
+                    at = builder.gep(wide, [builder.add(here, builder.mul(column.index, pixel))])
+                    beside = builder.gep(spread, [builder.add(there, builder.mul(column.index, other_pixel))])
+                    taken = [load(builder, builder.gep(at, [number(v * LANES)]), mask) for v, mask in enumerate(masks)]
+                    for r, offset in enumerate(self._offsets):
+                        factor = every(builder, builder.load(builder.gep(beside, [offset])))
+                        for v, one in enumerate(taken):
+                            self.sums.add(r * self.vectors + v, one, factor)
+
+        with builder.if_else(self._inside) as (then, otherwise):
+            with then:
+                positions([None] * self.vectors)
+            with otherwise:
+                positions(self.masks)
+
+    def places(self, target: Value, apart: Value) -> Iterator[tuple[int, Value, Value]]:
+        """Which sum lies where in memory, under which mask; code for those there are."""
+        for r in range(self.high):
+            with self.builder.if_then(self.builder.icmp_signed("<", number(r), self.many)):
+                to = self.builder.gep(target, [self.builder.mul(apart, number(r))])
+                for v in range(self.vectors):
+                    yield r * self.vectors + v, self.builder.gep(to, [number(v * LANES)]), self.masks[v]
 
 
 def _build(builder: Builder, vectors: int, high: int, wide: Value, line: Value, pixel: Value, lanes: Value,
            spread: Value, other_line: Value, other_pixel: Value, many: Value, rows: Value, columns: Value,
            target: Value, apart: Value) -> Value:  # fmt: skip
-    """sum over positions of wide, `lanes` numbers in vectors, times spread, `many` numbers."""
-    sums, squares = Sums(builder, vectors * high), Sums(builder, 1)
-    masks = [below(builder, list(range(LANES)), number(v * LANES), lanes) for v in range(vectors)]
-    last = builder.sub(many, number(1))
-    offsets = [builder.select(builder.icmp_signed("<", number(r), many), number(r), last) for r in range(high)]
-    inside = builder.icmp_signed(">=", lanes, number(vectors * LANES))
-
-    def positions(masks: Sequence[Value | None]) -> None:
-        with loop(builder, rows) as row:
-            here, there = builder.mul(row.index, line), builder.mul(row.index, other_line)
-            with loop(builder, columns) as column:
-                at = builder.gep(wide, [builder.add(here, builder.mul(column.index, pixel))])
-                beside = builder.gep(spread, [builder.add(there, builder.mul(column.index, other_pixel))])
-                taken = [load(builder, builder.gep(at, [number(v * LANES)]), mask) for v, mask in enumerate(masks)]
-                for r, offset in enumerate(offsets):
-                    factor = every(builder, builder.load(builder.gep(beside, [offset])))
-                    for v, one in enumerate(taken):
-                        sums.add(r * vectors + v, one, factor)
-
-    with builder.if_else(inside) as (then, otherwise):
-        with then:
-            positions([None] * vectors)
-        with otherwise:
-            positions(masks)
-    made = sums.values()
-    for r in range(high):
-        with builder.if_then(builder.icmp_signed("<", number(r), many)):
-            to = builder.gep(target, [builder.mul(apart, number(r))])
-            for v in range(vectors):
-                one = made[r * vectors + v]
-                squares.add(0, one, one)
-                store(builder, one, builder.gep(to, [number(v * LANES)]), masks[v])
+    """One example's tile, to its place, and the sum of its squares."""
+    tile, squares = _Tile(builder, vectors, high, lanes, many), Sums(builder, 1)
+    tile.add(wide, line, pixel, spread, other_line, other_pixel, rows, columns)
+    made = tile.sums.values()
+    for i, place, mask in tile.places(target, apart):
+        squares.add(0, made[i], made[i])
+        store(builder, made[i], place, mask)
     return total(builder, squares.values()[0])
+
+
+def _build_sum(builder: Builder, vectors: int, high: int, wide: Value, line: Value, pixel: Value, lanes: Value,
+               spread: Value, other_line: Value, other_pixel: Value, many: Value, rows: Value, columns: Value,
+               target: Value, apart: Value, some: Value, wide_apart: Value, spread_apart: Value,
+               more: Value) -> None:  # fmt: skip
+    """The tile of some examples' sum, to its place, or added to what is there."""
+    tile = _Tile(builder, vectors, high, lanes, many)
+    with loop(builder, some) as example:
+        here = builder.gep(wide, [builder.mul(example.index, wide_apart)])
+        there = builder.gep(spread, [builder.mul(example.index, spread_apart)])
+        tile.add(here, line, pixel, there, other_line, other_pixel, rows, columns)
+    made = tile.sums.values()
+    for i, place, mask in tile.places(target, apart):
+        before = builder.select(more, load(builder, place, mask), ZERO)
+        store(builder, builder.fadd(made[i], before), place, mask)
