@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from numba import types
 from numba.core import cgutils
+from numpy.typing import NDArray
 from torch import Tensor
 
 from terrine.sgd.kernels.frames import (
@@ -32,8 +34,9 @@ from terrine.sgd.kernels.frames import (
     framed,
     job,
 )
-from terrine.sgd.kernels.image import Image
-from terrine.sgd.kernels.team import AT, ITEMS, TAKEN, WHOLE, Kernel, floats, inner, instruction, taken
+from terrine.sgd.kernels.image import Image, every_step
+from terrine.sgd.kernels.team import AT, ITEMS, TABLE, TAKEN, WHOLE, Kernel, floats, inner, instruction, taken
+from terrine.sgd.kernels.team import numbers as table
 from terrine.sgd.kernels.vectors import (
     F32,
     LANES,
@@ -51,9 +54,11 @@ from terrine.sgd.kernels.vectors import (
     total,
 )
 
-TILES = ((1, 8), (1, 12), (2, 8), (2, 12), (3, 8), (4, 6), (6, 4)) if REGISTERS >= 32 else ((1, 8), (2, 6), (3, 4))
+TILES = (
+    ((1, 8), (1, 16), (1, 12), (2, 8), (2, 12), (3, 8), (4, 6), (6, 4)) if REGISTERS >= 32 else ((1, 8), (2, 6), (3, 4))
+)
 """Tiles by the vectors of their width and the numbers spread against them: sums and what is added are in registers."""
-ROWS, COLUMNS, DOWN, ALONG, LINES, STEP, RUN, TURNED, TILE, FOUND, SQUARES = range(NEXT, NEXT + 11)
+ROWS, COLUMNS, DOWN, ALONG, LINES, STEP, RUN, TURNED, TILE, PLACES, FOUND, SQUARES = range(NEXT, NEXT + 12)
 EXAMPLES, PANELS, SOME = range(SQUARES, SQUARES + 3)
 _CACHED = 1 << 16  # numbers that stay in a core's cache from one tile to the next
 
@@ -61,12 +66,11 @@ _CACHED = 1 << 16  # numbers that stay in a core's cache from one tile to the ne
 def gradients(image: Image, out: Tensor, rows: Tensor) -> tuple[bool, Tensor, Tensor]:
     """See `Image.gradients`."""
     n, _, height = out.shape
-    turned = _fastest(height, image.run)[0] < _fastest(image.run, height)[0]
-    _, tile = _fastest(height, image.run) if turned else _fastest(image.run, height)
+    turned, tile, places = _chosen(image, height)
     squares, sums, frames = torch.empty(n), torch.empty(n, height), image.frames()
     _gradients.work(
         n, *job(image, frames, out, sums), *image.places, *image.strides, image.lines, image.dilation * image.steps[0],
-        image.run, turned, tile, rows.data_ptr(), squares.data_ptr(),
+        image.run, turned, tile, places.ctypes.data, rows.data_ptr(), squares.data_ptr(),
     )  # fmt: skip
     return turned, squares, sums
 
@@ -74,16 +78,24 @@ def gradients(image: Image, out: Tensor, rows: Tensor) -> tuple[bool, Tensor, Te
 def summed(image: Image, out: Tensor) -> tuple[bool, Tensor]:
     """See `Image.summed`."""
     n, _, height = out.shape
-    turned = _fastest(height, image.run)[0] < _fastest(image.run, height)[0]
-    _, tile = _fastest(height, image.run) if turned else _fastest(image.run, height)
+    turned, tile, places = _chosen(image, height)
     panels = -(-(height if turned else image.run) // (TILES[tile][0] * LANES))
     total, frames = out.new_empty(image.lines * image.run * height), image.frames()
     some = _CACHED * n // max(1, out.numel() + image.pixels.numel())
     _summed.work(
         image.lines * panels, *job(image, frames, out, total), *image.places, *image.strides, image.lines,
-        image.dilation * image.steps[0], image.run, turned, tile, total.data_ptr(), n, panels, max(1, some),
+        image.dilation * image.steps[0], image.run, turned, tile, places.ctypes.data, total.data_ptr(), n, panels,
+        max(1, some),
     )  # fmt: skip
     return turned, total
+
+
+def _chosen(image: Image, height: int) -> tuple[bool, int, NDArray[np.int64]]:
+    """Whether outputs are what lies in vectors, the tile, and where the numbers lie that are spread against them."""
+    (across, tile), (along, other) = _fastest(height, image.lines * image.run), _fastest(image.run, height)
+    if across < image.lines * along:
+        return True, tile, every_step(image.lines, image.run, image.dilation * image.steps[0], 1)
+    return False, other, every_step(1, height, 0, 1)
 
 
 @lru_cache(maxsize=1024)
@@ -108,29 +120,29 @@ def _gradients(job: Any) -> None:
             break
         image, out = framed(job, i, worker), added_up(job, i)
         target = job[FOUND] + 4 * i * lines * run * height
+        if job[TURNED]:
+            squares[i] = _panels(job[TILE], out, out_line, apart, height, image, job[DOWN], job[ALONG], job[PLACES],
+                                 lines * run, job[ROWS], job[COLUMNS], target, height)  # fmt: skip
+            continue
         norm = 0.0
         for a in range(lines):
-            patch = image + 4 * a * job[STEP]
-            if job[TURNED]:
-                norm += _panels(job[TILE], out, out_line, apart, height, patch, job[DOWN], job[ALONG], run, job[ROWS],
-                                job[COLUMNS], target + 4 * a * run * height, height)  # fmt: skip
-            else:
-                norm += _panels(job[TILE], patch, job[DOWN], job[ALONG], run, out, out_line, apart, height, job[ROWS],
-                                job[COLUMNS], target + 4 * a * run, lines * run)  # fmt: skip
+            norm += _panels(job[TILE], image + 4 * a * job[STEP], job[DOWN], job[ALONG], run, out, out_line, apart,
+                            job[PLACES], height, job[ROWS], job[COLUMNS], target + 4 * a * run,
+                            lines * run)  # fmt: skip
         squares[i] = norm
 
 
 @inner
 def _panels(tile: int, wide: int, line: int, pixel: int, numbers: int, spread: int, other_line: int, other_pixel: int,
-            many: int, rows: int, columns: int, target: int, apart: int) -> float:  # fmt: skip
-    """All tiles of one line of the kernel."""
+            places: int, many: int, rows: int, columns: int, target: int, apart: int) -> float:  # fmt: skip
+    """All tiles of some numbers in vectors, and of others that are spread, which lie at their places."""
     vectors, high = TILES[tile]
     norm = 0.0
     for v in range(0, numbers, vectors * LANES):
         for r in range(0, many, high):
             norm += _tile(
-                tile, floats(wide + 4 * v), line, pixel, numbers - v, floats(spread + 4 * r), other_line, other_pixel,
-                many - r, rows, columns, floats(target + 4 * (r * apart + v)), apart,
+                tile, floats(wide + 4 * v), line, pixel, numbers - v, floats(spread), other_line, other_pixel,
+                table(places + 8 * r), many - r, rows, columns, floats(target + 4 * (r * apart + v)), apart,
             )  # fmt: skip
     return norm
 
@@ -151,39 +163,40 @@ def _summed(job: Any) -> None:
             if job[TURNED]:
                 target = job[FOUND] + 4 * (a * run * height + v)
                 for r in range(0, run, high):
-                    _sum_tile(job[TILE], floats(out + 4 * v), out_line, apart, height - v, floats(patch + 4 * r),
-                              job[DOWN], job[ALONG], run - r, job[ROWS], job[COLUMNS], floats(target + 4 * r * height),
-                              height, some, job[OUTS_APART], job[APART], more)  # fmt: skip
+                    _sum_tile(job[TILE], floats(out + 4 * v), out_line, apart, height - v, floats(patch), job[DOWN],
+                              job[ALONG], table(job[PLACES] + 8 * r), run - r, job[ROWS], job[COLUMNS],
+                              floats(target + 4 * r * height), height, some, job[OUTS_APART], job[APART],
+                              more)  # fmt: skip
             else:
                 target = job[FOUND] + 4 * (a * run + v)
                 for r in range(0, height, high):
-                    _sum_tile(job[TILE], floats(patch + 4 * v), job[DOWN], job[ALONG], run - v, floats(out + 4 * r),
-                              out_line, apart, height - r, job[ROWS], job[COLUMNS],
+                    _sum_tile(job[TILE], floats(patch + 4 * v), job[DOWN], job[ALONG], run - v, floats(out),
+                              out_line, apart, table(job[PLACES] + 8 * r), height - r, job[ROWS], job[COLUMNS],
                               floats(target + 4 * r * lines * run), lines * run, some, job[APART], job[OUTS_APART],
                               more)  # fmt: skip
 
 
-@instruction(types.float32, WHOLE, AT, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, AT, WHOLE)
+@instruction(types.float32, WHOLE, AT, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, TABLE, WHOLE, WHOLE, WHOLE, AT, WHOLE)
 def _tile(builder: Builder, tile: Value, *arguments: Value) -> Value:
     """One of the tiles, as `_build` makes it; the sum of its squares."""
     norm = cgutils.alloca_once(builder, F32)
-    with _chosen(builder, tile) as tiles:
+    with _one_of(builder, tile) as tiles:
         for vectors, high in tiles:
             builder.store(_build(builder, vectors, high, *arguments), norm)
     return builder.load(norm)
 
 
-@instruction(types.void, WHOLE, AT, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE,
-             WHOLE, types.boolean)  # fmt: skip
+@instruction(types.void, WHOLE, AT, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, TABLE, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE,
+             WHOLE, WHOLE, types.boolean)  # fmt: skip
 def _sum_tile(builder: Builder, tile: Value, *arguments: Value) -> None:
     """One of the tiles, as `_build_sum` makes it."""
-    with _chosen(builder, tile) as tiles:
+    with _one_of(builder, tile) as tiles:
         for vectors, high in tiles:
             _build_sum(builder, vectors, high, *arguments)
 
 
 @contextmanager
-def _chosen(builder: Builder, tile: Value) -> Iterator[Iterator[tuple[int, int]]]:
+def _one_of(builder: Builder, tile: Value) -> Iterator[Iterator[tuple[int, int]]]:
     """Code for every tile, of which the one that was chosen is run."""
     done = builder.append_basic_block("done")
     choice = builder.switch(tile, done)
@@ -203,13 +216,15 @@ def _chosen(builder: Builder, tile: Value) -> Iterator[Iterator[tuple[int, int]]
 class _Tile:
     """sum over positions of wide, `lanes` numbers in vectors, times spread, `many` numbers, in registers."""
 
-    def __init__(self, builder: Builder, vectors: int, high: int, lanes: Value, many: Value) -> None:
+    def __init__(self, builder: Builder, vectors: int, high: int, lanes: Value, places: Value,
+                 many: Value) -> None:  # fmt: skip
         self.builder, self.vectors, self.high, self.many = builder, vectors, high, many
         self.sums = Sums(builder, vectors * high)
         self.masks = [below(builder, list(range(LANES)), number(v * LANES), lanes) for v in range(vectors)]
         last = builder.sub(many, number(1))
         there = [builder.icmp_signed("<", number(r), many) for r in range(high)]
-        self._offsets = [builder.select(one, number(r), last) for r, one in enumerate(there)]
+        chosen = [builder.select(one, number(r), last) for r, one in enumerate(there)]
+        self._offsets = [builder.load(builder.gep(places, [one])) for one in chosen]
         self._inside = builder.icmp_signed(">=", lanes, number(vectors * LANES))
 
     def add(self, wide: Value, line: Value, pixel: Value, spread: Value, other_line: Value, other_pixel: Value,
@@ -245,10 +260,10 @@ class _Tile:
 
 
 def _build(builder: Builder, vectors: int, high: int, wide: Value, line: Value, pixel: Value, lanes: Value,
-           spread: Value, other_line: Value, other_pixel: Value, many: Value, rows: Value, columns: Value,
-           target: Value, apart: Value) -> Value:  # fmt: skip
+           spread: Value, other_line: Value, other_pixel: Value, places: Value, many: Value, rows: Value,
+           columns: Value, target: Value, apart: Value) -> Value:  # fmt: skip
     """One example's tile, to its place, and the sum of its squares."""
-    tile, squares = _Tile(builder, vectors, high, lanes, many), Sums(builder, 1)
+    tile, squares = _Tile(builder, vectors, high, lanes, places, many), Sums(builder, 1)
     tile.add(wide, line, pixel, spread, other_line, other_pixel, rows, columns)
     made = tile.sums.values()
     for i, place, mask in tile.places(target, apart):
@@ -258,11 +273,11 @@ def _build(builder: Builder, vectors: int, high: int, wide: Value, line: Value, 
 
 
 def _build_sum(builder: Builder, vectors: int, high: int, wide: Value, line: Value, pixel: Value, lanes: Value,
-               spread: Value, other_line: Value, other_pixel: Value, many: Value, rows: Value, columns: Value,
-               target: Value, apart: Value, some: Value, wide_apart: Value, spread_apart: Value,
+               spread: Value, other_line: Value, other_pixel: Value, places: Value, many: Value, rows: Value,
+               columns: Value, target: Value, apart: Value, some: Value, wide_apart: Value, spread_apart: Value,
                more: Value) -> None:  # fmt: skip
     """The tile of some examples' sum, to its place, or added to what is there."""
-    tile = _Tile(builder, vectors, high, lanes, many)
+    tile = _Tile(builder, vectors, high, lanes, places, many)
     with loop(builder, some) as example:
         here = builder.gep(wide, [builder.mul(example.index, wide_apart)])
         there = builder.gep(spread, [builder.mul(example.index, spread_apart)])
