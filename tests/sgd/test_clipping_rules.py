@@ -557,7 +557,7 @@ def test_mutant_norms_without_cross_terms_are_caught(monkeypatch):
             pairs = zip(first, second, strict=True)
             return sum(contribution.Outer(a, b, self.shape).squares() for a, b in pairs)
 
-    original = contribution.together
+    original = piece.together
 
     def together(parts):
         total = original(parts)

@@ -129,7 +129,12 @@ class Outer:
         outer = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
         (_, positions, width), height = self.inputs.shape, self.gradients.shape[2]
         squares, alone = cancelling.summed(inner, outer)
-        return cancelling.settled(squares, alone, width + height, positions, width * height, self._some_squares)
+        return cancelling.settled(squares, alone, self.steps(), positions, width * height, self._some_squares)
+
+    def steps(self) -> int:
+        """As many roundings as an entry of a Gram matrix takes, see `cancelling.py`."""
+        width, height = self.inputs.shape[2], self.gradients.shape[2]
+        return kernels.steps(width, height) if kernels.take(self.inputs, self.gradients) else width + height
 
     def made(self, factor: Tensor) -> Tensor | None:
         """The weighted sum in memory of its own, where that is faster."""
@@ -266,30 +271,6 @@ def add_by_token(total: Tensor, rows: Tensor, token: Tensor, place: Tensor, weig
 def _bags(rows: Tensor, place: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     starts = torch.cat([ends.new_zeros(1), ends[:-1]]).to(place.dtype)
     return functional.embedding_bag(place, rows, starts, mode="sum", per_sample_weights=weight)
-
-
-def together(parts: list[Contribution]) -> Contribution:
-    """Several uses of one parameter as one: the norm of a sum needs its cross terms."""
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, Outer) for part in parts):
-        outers = [part for part in parts if isinstance(part, Outer)]
-        return Outer(
-            torch.cat([part.inputs for part in outers], 1),
-            torch.cat([part.gradients for part in outers], 1),
-            outers[0].shape,
-        )
-    if all(isinstance(part, Lookup) for part in parts):
-        lookups = [part for part in parts if isinstance(part, Lookup)]
-        return Lookup(
-            torch.cat([part.tokens for part in lookups], 1),
-            torch.cat([part.gradients for part in lookups], 1),
-            lookups[0].shape,
-        )
-    total = wide(parts[0].dense()).clone()
-    for part in parts[1:]:
-        total += part.dense()
-    return Dense(total)
 
 
 def in_order(key: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, together, wide
+from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, wide
+from terrine.sgd.clipping.together import together
 
 
 @dataclass(eq=False, slots=True)

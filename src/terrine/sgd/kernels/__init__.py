@@ -50,6 +50,7 @@ __all__ = [
     "load",
     "prefers_direct",
     "stepping",
+    "steps",
     "take",
     "turn",
 ]
@@ -121,6 +122,13 @@ def stepping() -> Any:
     from terrine.sgd.kernels import lstm
 
     return lstm
+
+
+def steps(width: int, height: int) -> int:
+    """As many roundings as kernels need at most for an entry of both Gram matrices, see `gram.py`."""
+    from terrine.sgd.kernels.vectors import LANES
+
+    return -(-width // LANES) + -(-height // LANES) + 24
 
 
 def prefers_direct(positions: int, width: int, height: int) -> bool:
