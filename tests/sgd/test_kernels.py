@@ -105,6 +105,17 @@ def test_sums_over_all_examples(image, outputs, threads, cached):
         padded.summed(out)
 
 
+@pytest.mark.parametrize("width", [256 * LANES - 1, 256 * LANES, 70_001])
+def test_wide_rows_of_many_positions_need_no_gradients(width):
+    """A vocabulary's worth of outputs: the error that rounding could make is still known to be small."""
+    torch.manual_seed(0)
+    inputs, out = torch.randn(2, 1, 60, 5), torch.randn(2, 60, width)
+    with mock.patch("terrine.sgd.kernels.gram.gradients", side_effect=AssertionError):
+        squares, _ = Image(inputs).squares(out)
+    wanted = torch.einsum("npe,npk->nek", out.double(), inputs[:, 0].double()).square().sum((1, 2))
+    torch.testing.assert_close(squares.double(), wanted, rtol=1e-5, atol=0.0)
+
+
 def test_gradients_have_their_place():
     with pytest.raises(ValueError, match="want"):
         Image(torch.zeros(2, 1, 9, 5)).gradients(torch.zeros(2, 9, 3), torch.empty(2, 14))

@@ -126,9 +126,9 @@ def stepping() -> Any:
 
 def steps(width: int, height: int) -> int:
     """As many roundings as kernels need at most for an entry of both Gram matrices, see `gram.py`."""
-    from terrine.sgd.kernels.vectors import LANES
+    from terrine.sgd.kernels.dots import roundings
 
-    return -(-width // LANES) + -(-height // LANES) + 24
+    return int(roundings.py_func(1, width) + roundings.py_func(1, height) + 24)
 
 
 def prefers_direct(positions: int, width: int, height: int) -> bool:

@@ -26,7 +26,7 @@ from numba import types
 from torch import Tensor
 
 from terrine.sgd.kernels import cancelling
-from terrine.sgd.kernels.dots import dots
+from terrine.sgd.kernels.dots import dots, roundings
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
 from terrine.sgd.kernels.outer import gradients
@@ -114,8 +114,7 @@ def _laid(source: int, step: int, positions: int, width: int, place: int, apart:
 def _squares(job: Any) -> None:
     """The squares, or the negative of sum_p |in_p| |out_p| where they are doubtful."""
     worker, found, positions = cleared(job), floats(job[FOUND]), job[POSITIONS]
-    steps = job[LINES] * ((job[RUN] + LANES - 1) // LANES) + (job[HEIGHT] + LANES - 1) // LANES
-    error = (steps + 24.0) * 2.0**-24
+    error = (roundings(job[LINES], job[RUN]) + roundings(1, job[HEIGHT]) + 24.0) * 2.0**-24
     starts, shift = numbers(job[STARTS]), 4 * worker * job[ROOM]
     step = job[OUT_STEP] or job[OUT]
     while True:
