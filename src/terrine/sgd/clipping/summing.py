@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.policy import Automatic, ClippingRule, Flat
@@ -103,4 +104,28 @@ class Sums:
 
     def _empty(self, name: str) -> Tensor:
         parameter = self._parameters[name]
-        return torch.empty(parameter.shape, dtype=wide(parameter.dtype), device=parameter.device)
+        return _room_for(parameter, wide(parameter.dtype))
+
+
+def _room_for(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Uninitialised memory for a sum as large as `parameter`: the last lot's, where that is nobody's any more.
+
+    What malloc gets back it gives away in pieces, and then has no room for a sum of that size.
+    """
+    if parameter.numel() < _LARGE or parameter.device.type != "cpu":
+        return torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
+    kept: Tensor | None = _sums.get(parameter)
+    if kept is None or kept.dtype != dtype or kept.shape != parameter.shape or _holders(kept) != _ALONE:
+        kept = _sums[parameter] = torch.empty(parameter.shape, dtype=dtype)
+    return kept.view(kept.shape)
+
+
+def _holders(tensor: Tensor) -> float:
+    """How many tensors, arrays and the like share its memory; nan, which equals nothing, if torch does not say."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return math.nan if count is None else float(count(tensor.untyped_storage()._cdata))
+
+
+_LARGE = 1 << 20  # numbers
+_sums: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_ALONE = _holders(torch.empty(1))
