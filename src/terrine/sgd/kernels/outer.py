@@ -66,7 +66,7 @@ _CACHED = 1 << 16  # numbers that stay in a core's cache from one tile to the ne
 def gradients(image: Image, out: Tensor, rows: Tensor) -> tuple[bool, Tensor, Tensor]:
     """See `Image.gradients`."""
     n, _, height = out.shape
-    turned, tile, places = _chosen(image, height)
+    turned, tile, places = _chosen(image, height, image.lines)
     squares, sums, frames = torch.empty(n), torch.empty(n, height), image.frames()
     _gradients.work(
         n, *job(image, frames, out, sums), *image.places, *image.strides, image.lines, image.dilation * image.steps[0],
@@ -78,23 +78,27 @@ def gradients(image: Image, out: Tensor, rows: Tensor) -> tuple[bool, Tensor, Te
 def summed(image: Image, out: Tensor) -> tuple[bool, Tensor]:
     """See `Image.summed`."""
     n, _, height = out.shape
-    turned, tile, places = _chosen(image, height)
+    turned, tile, places = _chosen(image, height, 1)
     panels = -(-(height if turned else image.run) // (TILES[tile][0] * LANES))
     total, frames = out.new_empty(image.lines * image.run * height), image.frames()
     some = _CACHED * n // max(1, out.numel() + image.pixels.numel())
+    threads = min(torch.get_num_threads(), image.lines * panels)
     _summed.work(
-        image.lines * panels, *job(image, frames, out, total), *image.places, *image.strides, image.lines,
+        threads, *job(image, frames, out, total), *image.places, *image.strides, image.lines,
         image.dilation * image.steps[0], image.run, turned, tile, places.ctypes.data, total.data_ptr(), n, panels,
         max(1, some),
     )  # fmt: skip
     return turned, total
 
 
-def _chosen(image: Image, height: int) -> tuple[bool, int, NDArray[np.int64]]:
-    """Whether outputs are what lies in vectors, the tile, and where the numbers lie that are spread against them."""
-    (across, tile), (along, other) = _fastest(height, image.lines * image.run), _fastest(image.run, height)
-    if across < image.lines * along:
-        return True, tile, every_step(image.lines, image.run, image.dilation * image.steps[0], 1)
+def _chosen(image: Image, height: int, lines: int) -> tuple[bool, int, NDArray[np.int64]]:
+    """Whether outputs are what lies in vectors, the tile, and where the numbers lie that are spread against them.
+
+    That may be numbers of so many lines of the kernel at once; outputs are spread against one line.
+    """
+    (across, tile), (along, other) = _fastest(height, lines * image.run), _fastest(image.run, height)
+    if across < lines * along:
+        return True, tile, every_step(lines, image.run, image.dilation * image.steps[0], 1)
     return False, other, every_step(1, height, 0, 1)
 
 
@@ -149,31 +153,37 @@ def _panels(tile: int, wide: int, line: int, pixel: int, numbers: int, spread: i
 
 @Kernel
 def _summed(job: Any) -> None:
+    while True:
+        share = taken(job, TAKEN)
+        if share >= job[ITEMS]:
+            break
+        for start in range(0, job[EXAMPLES], job[SOME]):  # while they are in cache, to all panels of this share
+            for panel in range(share, job[LINES] * job[PANELS], job[ITEMS]):
+                _add_to_panel(job, panel, start)
+
+
+@inner
+def _add_to_panel(job: Any, panel: int, start: int) -> None:
+    """Some examples, from `start` on, to one panel of the sum."""
     out_line, apart, height, lines, run = job[COLUMNS] * job[OUT], job[OUT], job[HEIGHT], job[LINES], job[RUN]
     vectors, high = TILES[job[TILE]]
-    while True:
-        item = taken(job, TAKEN)
-        if item >= job[ITEMS]:
-            break
-        a, v = item // job[PANELS], item % job[PANELS] * vectors * LANES
-        for start in range(0, job[EXAMPLES], job[SOME]):
-            some, more = min(job[SOME], job[EXAMPLES] - start), start > 0
-            patch = job[PIXELS] + 4 * (start * job[APART] + a * job[STEP])
-            out = job[OUTS] + 4 * start * job[OUTS_APART]
-            if job[TURNED]:
-                target = job[FOUND] + 4 * (a * run * height + v)
-                for r in range(0, run, high):
-                    _sum_tile(job[TILE], floats(out + 4 * v), out_line, apart, height - v, floats(patch), job[DOWN],
-                              job[ALONG], table(job[PLACES] + 8 * r), run - r, job[ROWS], job[COLUMNS],
-                              floats(target + 4 * r * height), height, some, job[OUTS_APART], job[APART],
-                              more)  # fmt: skip
-            else:
-                target = job[FOUND] + 4 * (a * run + v)
-                for r in range(0, height, high):
-                    _sum_tile(job[TILE], floats(patch + 4 * v), job[DOWN], job[ALONG], run - v, floats(out),
-                              out_line, apart, table(job[PLACES] + 8 * r), height - r, job[ROWS], job[COLUMNS],
-                              floats(target + 4 * r * lines * run), lines * run, some, job[APART], job[OUTS_APART],
-                              more)  # fmt: skip
+    a, v = panel // job[PANELS], panel % job[PANELS] * vectors * LANES
+    some, more = min(job[SOME], job[EXAMPLES] - start), start > 0
+    patch = job[PIXELS] + 4 * (start * job[APART] + a * job[STEP])
+    out = job[OUTS] + 4 * start * job[OUTS_APART]
+    if job[TURNED]:
+        target = job[FOUND] + 4 * (a * run * height + v)
+        for r in range(0, run, high):
+            _sum_tile(job[TILE], floats(out + 4 * v), out_line, apart, height - v, floats(patch), job[DOWN],
+                      job[ALONG], table(job[PLACES] + 8 * r), run - r, job[ROWS], job[COLUMNS],
+                      floats(target + 4 * r * height), height, some, job[OUTS_APART], job[APART], more)  # fmt: skip
+    else:
+        target = job[FOUND] + 4 * (a * run + v)
+        for r in range(0, height, high):
+            _sum_tile(job[TILE], floats(patch + 4 * v), job[DOWN], job[ALONG], run - v, floats(out), out_line, apart,
+                      table(job[PLACES] + 8 * r), height - r, job[ROWS], job[COLUMNS],
+                      floats(target + 4 * r * lines * run), lines * run, some, job[APART], job[OUTS_APART],
+                      more)  # fmt: skip
 
 
 @instruction(types.float32, WHOLE, AT, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, TABLE, WHOLE, WHOLE, WHOLE, AT, WHOLE)
