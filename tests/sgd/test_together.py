@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -92,3 +94,12 @@ def test_a_language_model_with_tied_ends(dtype):
     criterion = lambda out, y: functional.cross_entropy(out, y, reduction="none").mean(1)  # noqa: E731
     found = clipped_sum(model, criterion, text[:, :-1], text[:, 1:], clip=0.3)
     assert_same(found, loop(model, criterion, text[:, :-1], text[:, 1:], 0.3), 1e-4 if dtype is torch.float32 else 1e-9)
+
+
+def test_inner_products_by_the_library_count_all_their_roundings():
+    """The bound that decides whether norms are looked at again knows the widths of both ways to multiply."""
+    outer = Outer(torch.randn(2, 3, 900), torch.randn(2, 3, 8), (8, 900))
+    lookup = Lookup(torch.randint(8, (2, 4)), torch.randn(2, 4, 900), (8, 900))
+    with mock.patch("terrine.sgd.kernels.cancelling.settled") as settled:
+        Tied(outer, lookup).squares()
+    assert settled.call_args.args[2] >= 900

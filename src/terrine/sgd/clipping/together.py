@@ -12,7 +12,7 @@ positions of both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,10 +64,12 @@ class Tied:
         inputs, gradients, rows = wide(self.outer.inputs), wide(self.outer.gradients), wide(self.lookup.gradients)
         tokens = self.lookup.tokens.unsqueeze(1).expand(-1, gradients.shape[1], -1)
         cross = torch.bmm(inputs, rows.mT).mul_(gradients.gather(2, tokens)).sum((1, 2), dtype=torch.float64)
-        squares = (self.outer.squares() + self.lookup.squares() + 2.0 * cross).to(rows.dtype)
+        exact = replace(self.lookup, gradients=rows.double()).squares()
+        squares = (self.outer.squares() + exact + 2.0 * cross).to(rows.dtype)
         alone = (_lengths(inputs) * _lengths(gradients)).sum(1) + _lengths(rows).sum(1)
         positions, (height, width) = gradients.shape[1] + rows.shape[1], self.outer.shape
-        return cancelling.settled(squares, alone, self.outer.steps(), positions, height * width, self._some_squares)
+        steps = max(self.outer.steps(), width)  # the library may add up <in_t, r_s> one number after the other
+        return cancelling.settled(squares, alone, steps, positions, height * width, self._some_squares)
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
         self.outer.add_to(total, factor, fresh)
