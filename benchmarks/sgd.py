@@ -4,6 +4,7 @@
     python benchmarks/sgd.py W2 W5 --rounds 15     some of them, more rounds
     python benchmarks/sgd.py epoch                 with the sampler, against the plain loop with a DataLoader
     python benchmarks/sgd.py --json sgd.json       figures as JSON as well
+    python benchmarks/models.py                    other models, in the same way
 
 Every candidate runs in a fresh process of its own; the processes take turns of about a tenth of a second, so that
 whatever else the machine does falls on all alike. A step's time is the mean over a turn, then the median over
@@ -39,13 +40,13 @@ PLAIN = ("plain", "plain channels_last")
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, one lot for it, and the ratios to reach."""
+    """A model, one lot for it, and the ratios to reach, if any."""
 
     name: str
     about: str
     model: Callable[[], nn.Module]
     lot: Callable[[], tuple[Tensor, Tensor]]
-    time: float
+    time: float | None = None
     memory: float = 1.5
     epoch: int = 0  # lots of the data set; 0: the same lot all the time
 
@@ -412,7 +413,8 @@ def summary(work: Workload, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(name: str, figures: dict[str, Any]) -> None:
-    print(f"\n{name}  {figures['about']}  (want time <= {figures['goal']}, memory <= {figures['memory_goal']})")
+    goals = f"  (want time <= {figures['goal']}, memory <= {figures['memory_goal']})" if figures["goal"] else ""
+    print(f"\n{name}  {figures['about']}{goals}")
     for candidate, row in figures["rows"].items():
         if "failed" in row:
             print(f"  {candidate:22} failed: {row['failed']}")
@@ -427,7 +429,7 @@ def show(name: str, figures: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workloads", nargs="*", help="W1 ... W7, epoch; all by default")
+    parser.add_argument("workloads", nargs="*", help="some of them, by name; all by default")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--cpu-time", action="store_true", help="processor time instead of wall time")
