@@ -62,6 +62,8 @@ PREPARE: dict[Any, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {}  # functio
 
 COMPUTE: dict[Any, Callable[..., tuple[Tensor, Any] | None]] = {}  # output and what the rule wants to know, at once
 
+FASTER: dict[Any, Callable[..., Tensor | None]] = {}  # functions without parameters: their output by another way
+
 
 def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
     """Make the decorated function the rule of these torch functions."""
@@ -146,8 +148,11 @@ class Tape(TorchFunctionMode):
             _refuse_statistics(*args, **kwargs)
         if name == "view" and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
             func = Tensor.reshape  # channels may lie last in memory where the model does not expect it
-        result = func(*args, **kwargs)
         sources = self._sources(given)
+        faster = FASTER.get(func) if sources else None
+        result = None if faster is None else faster(*args, **kwargs)
+        if result is None:
+            result = func(*args, **kwargs)
         if sources:
             for out in (result,) if isinstance(result, Tensor) else _tensors(result) if _is_list(result) else ():
                 self.tag(out, self._followed(name, sources, args, kwargs, out))

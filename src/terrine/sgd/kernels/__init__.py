@@ -7,6 +7,8 @@
     weighted.py    their weighted sum
     turning.py     a matrix turned
     groups.py      group normalisation
+    pooling.py     the largest of every window
+    bends.py       hyperbolic tangents
     lstm.py        the steps of an LSTM
     gathered.py    rows added up by token
     features.py    a weight with few outputs on wide features, with their norms
@@ -46,6 +48,7 @@ __all__ = [
     "add_gathered",
     "add_weighted",
     "applied",
+    "bending",
     "grouping",
     "load",
     "prefers_direct",
@@ -53,6 +56,7 @@ __all__ = [
     "steps",
     "take",
     "turn",
+    "windows",
 ]
 
 _CACHED, _FAR = 60.0, 110.0  # multiply-adds in the time a gradient's number takes to be kept, in cache and in memory
@@ -62,7 +66,19 @@ _TILE = 64.0  # multiply-adds in the time it takes to add up the parts of one en
 
 def load() -> None:
     """Have all that this processor can run compiled, or loaded, now: no step shall wait for it."""
-    from terrine.sgd.kernels import features, gathered, gram, groups, normals, outer, team, turning, weighted  # noqa: F401  each adds its own
+    from terrine.sgd.kernels import (  # noqa: F401  each adds its own
+        bends,
+        features,
+        gathered,
+        gram,
+        groups,
+        normals,
+        outer,
+        pooling,
+        team,
+        turning,
+        weighted,
+    )
 
     for kernel in team.Kernel.all:
         _ = kernel.compiled
@@ -115,6 +131,20 @@ def grouping() -> Any:
     from terrine.sgd.kernels import groups
 
     return groups
+
+
+def windows() -> Any:
+    """The kernels of the largest of every window, see `pooling.py`."""
+    from terrine.sgd.kernels import pooling
+
+    return pooling
+
+
+def bending() -> Any:
+    """The kernel of hyperbolic tangents, see `bends.py`."""
+    from terrine.sgd.kernels import bends
+
+    return bends
 
 
 def stepping() -> Any:

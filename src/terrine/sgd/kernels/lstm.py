@@ -8,7 +8,6 @@ The weight comes from a core's cache once for all the examples of a block.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -16,19 +15,8 @@ import torch
 from numba import types
 from torch import Tensor
 
-from terrine.sgd.kernels.normals import through_nodes
-from terrine.sgd.kernels.team import (
-    AT,
-    FIRST,
-    ITEMS,
-    TAKEN,
-    WHOLE,
-    Kernel,
-    floats,
-    inner,
-    instruction,
-    taken,
-)
+from terrine.sgd.kernels.bends import sigmoid, tanh
+from terrine.sgd.kernels.team import AT, FIRST, ITEMS, TAKEN, WHOLE, Kernel, floats, inner, instruction, taken
 from terrine.sgd.kernels.vectors import LANES, REGISTERS, Builder, Sums, Value, below, every, load, loop, number, store
 
 ROWS, VECTORS = (8, 3) if REGISTERS >= 32 else (4, 2)
@@ -68,38 +56,7 @@ def back(
     return made
 
 
-_f, _i = np.float32, np.int32
-_LOG2E, _HIGH = _f(1 / math.log(2.0)), _f(355 / 512)  # a few bits: times a whole number, it is exact
-_LOW = _f(math.log(2.0) - 355 / 512)
-_HALF = math.log(2.0) / 2
-_E0, _E1, _E2, _E3, _E4, _E5 = through_nodes(lambda r: (np.expm1(r) - r) / r**2, -_HALF, _HALF, 5)
-_T0, _T1, _T2, _T3 = through_nodes(lambda s: (np.tanh(np.sqrt(s)) / np.sqrt(s) - 1) / s, 0.0, 0.36, 3)
-
-
-@inner
-def _power(x: Any) -> Any:
-    """e^x of a number that is not positive."""
-    x = _f(-80.0) if x < _f(-80.0) else x  # nan stays nan
-    whole = _f(np.floor(x * _LOG2E + _f(0.5)))
-    r = (x - whole * _HIGH) - whole * _LOW
-    made = _f(1.0) + (r + r * r * (_E0 + r * (_E1 + r * (_E2 + r * (_E3 + r * (_E4 + r * _E5))))))
-    return made * _i(_i(_i(whole) + _i(127)) << _i(23)).view(np.float32)
-
-
-@inner
-def _sigmoid(x: Any) -> Any:
-    e = _power(-abs(x))
-    return (_f(1.0) if x > _f(0.0) else e) / (_f(1.0) + e)
-
-
-@inner
-def _tanh(x: Any) -> Any:
-    s = x * x
-    if s < _f(0.36):
-        return x + x * s * (_T0 + s * (_T1 + s * (_T2 + s * _T3)))
-    e = _power(_f(-2.0) * abs(x))
-    made = (_f(1.0) - e) / (_f(1.0) + e)
-    return made if x > _f(0.0) else -made
+_f = np.float32
 
 
 @Kernel
@@ -129,17 +86,17 @@ def _forward(gates: int, before: int, cell: int, bent: int, out: int, width: int
     enter, forget, new = floats(gates), floats(gates + 4 * width), floats(gates + 8 * width)
     leave, old, c, t, h = floats(gates + 12 * width), floats(before), floats(cell), floats(bent), floats(out)
     for k in range(width):
-        enter[k] = _sigmoid(enter[k])
+        enter[k] = sigmoid(enter[k])
     for k in range(width):
-        forget[k] = _sigmoid(forget[k])
+        forget[k] = sigmoid(forget[k])
     for k in range(width):
-        new[k] = _tanh(new[k])
+        new[k] = tanh(new[k])
     for k in range(width):
-        leave[k] = _sigmoid(leave[k])
+        leave[k] = sigmoid(leave[k])
     for k in range(width):
         c[k] = forget[k] * old[k] + enter[k] * new[k]
     for k in range(width):
-        t[k] = _tanh(c[k])
+        t[k] = tanh(c[k])
     for k in range(width):
         h[k] = leave[k] * t[k]
 

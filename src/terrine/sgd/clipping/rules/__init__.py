@@ -1,5 +1,14 @@
 """One file per idea: how each torch function's inputs and output gradient become contributions."""
 
-from terrine.sgd.clipping.rules import attention, convolution, elementwise, embedding, linear, norms, recurrent
+from terrine.sgd.clipping.rules import (
+    attention,
+    convolution,
+    elementwise,
+    embedding,
+    linear,
+    norms,
+    recurrent,
+    unlearned,
+)
 
-__all__ = ["attention", "convolution", "elementwise", "embedding", "linear", "norms", "recurrent"]
+__all__ = ["attention", "convolution", "elementwise", "embedding", "linear", "norms", "recurrent", "unlearned"]
