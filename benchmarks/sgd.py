@@ -246,7 +246,7 @@ def terrine_loop(work: Workload) -> Step:
     """An ordinary loop after `sgd.make_private`; only the lot is always the same, as it is for the others."""
     from terrine.sgd.clipping import Recorder
     from terrine.sgd.lots import Piece
-    from terrine.sgd.private import Run
+    from terrine.sgd.run import Run
 
     if work.epoch:
         return terrine_epoch(work, trainer=False)

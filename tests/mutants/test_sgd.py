@@ -126,7 +126,7 @@ def a_mean_taken_for_a_sum(self, *, scale=1.0):
     return Clipped({name: one * scale for name, one in clipped.sums.items()}, clipped.norms)
 
 
-REAL_COLLECT = sgd.private.Recorder.collect
+REAL_COLLECT = sgd.run.Recorder.collect
 
 
 def _unclipped(recorder, scale):
@@ -136,7 +136,7 @@ def _unclipped(recorder, scale):
 
 @pytest.mark.parametrize("mutant", [clip_after_average, no_clipping, a_mean_taken_for_a_sum], ids=lambda m: m.__name__)
 def test_a_sum_that_is_not_clipped_by_example_is_caught(monkeypatch, mutant):
-    monkeypatch.setattr(sgd.private.Recorder, "collect", mutant)
+    monkeypatch.setattr(sgd.run.Recorder, "collect", mutant)
     with pytest.raises(AssertionError):
         one_example_moves_the_sum_by_at_most_the_bound()
 

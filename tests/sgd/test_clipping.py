@@ -139,6 +139,12 @@ def test_a_layer_without_a_bound_is_named(lot):
         clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=PerLayer({"0": 1.0}))
 
 
+def test_a_bound_for_nothing_is_named(lot):
+    model, x, y = lot
+    with pytest.raises(InvalidArgument, match=r"'2\.wieght', '7' is no"):
+        clipped_sum(model, nn.CrossEntropyLoss(), x, y, clip=PerLayer({"0": 1.0, "2": 1.0, "7": 1.0, "2.wieght": 1.0}))
+
+
 def test_a_loss_that_mixes_examples_is_refused(lot):
     model, x, y = lot
 

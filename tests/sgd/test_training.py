@@ -151,6 +151,21 @@ def test_a_run_is_not_resumed_with_looks_that_were_not_charged(small, tmp_path, 
         interrupted(small, tmp_path / "run.pt", Notes(), validation=looks, again={"validation": other})
 
 
+def test_a_run_is_not_resumed_with_other_parts_of_its_lots(small, tmp_path):
+    with pytest.raises(InvalidArgument, match=r"want memory=100000"):
+        interrupted(small, tmp_path / "run.pt", Notes(), memory=1e5, again={"memory": 2e5})
+
+
+@pytest.mark.parametrize("bounds", [{"weight": 1.0}, {"": 1.0, "bais": 1.0}], ids=["one is missing", "one is strange"])
+def test_nothing_is_charged_for_bounds_that_do_not_fit_the_model(small, bounds):
+    account, model = Notes(), nn.Linear(4, 3)
+    plan = sgd.Plan(examples=12, lot=6, steps=6, clip=sgd.PerLayer(bounds), noise=1.0, delta=1e-5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InvalidArgument, match="bounds"):
+        sgd.Trainer(model, optimizer, nn.CrossEntropyLoss(), plan, account=account).fit(small)
+    assert not account.charges
+
+
 def test_looks_are_not_charged_for_a_model_that_is_refused(small):
     account = Notes()
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))

@@ -73,7 +73,7 @@ def tune(
     schedule = torch.optim.lr_scheduler.LambdaLR(moves, lambda step: 1 - step / plan.steps)
     _, _, lots = start(
         tuned, moves, tuple(data), plan, account,
-        watch=False, checkpoint=checkpoint, purpose=purpose, by="terrine.prompts",
+        watch=False, memory=memory, checkpoint=checkpoint, purpose=purpose, by="terrine.prompts",
     )  # fmt: skip
     if checkpoint is not None:
         lots.keep(schedule=schedule)

@@ -38,7 +38,7 @@ from terrine.sgd.noise import Key
 from terrine.sgd.plan import Plan
 
 if TYPE_CHECKING:
-    from terrine.sgd.private import Run
+    from terrine.sgd.run import Run
 
 _VERSION = 2
 

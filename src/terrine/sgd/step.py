@@ -17,6 +17,7 @@ from terrine.sgd import distributed, kernels, products
 from terrine.sgd.clipping import Clipped, ClippingRule
 from terrine.sgd.clipping.examples import trained
 from terrine.sgd.clipping.lot import load
+from terrine.sgd.clipping.policy import refuse_strange
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
 from terrine.sgd.schedules import Adaptive
@@ -31,6 +32,7 @@ class Step:
         self.taken = 0
         self.bound = plan.first_bound
         self.parameters = trained(model)
+        refuse_strange(self.rule, self.parameters)
         self._sums: dict[str, Tensor] = {}
         self._within = 0.0
         self._open = False  # a lot is handed out, and not used up

@@ -113,7 +113,7 @@ class Trainer:
         _, _, lots = start(
             self.model, self.optimizer, dataset, self.plan, self.account,
             watch=False, limit=limit, looks=looks, collate=self._collate, workers=self._workers,
-            checkpoint=self._checkpoint, purpose=purpose,
+            memory=self._memory, checkpoint=self._checkpoint, purpose=purpose,
         )  # fmt: skip
         return self._train(lots)
 

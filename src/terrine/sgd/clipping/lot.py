@@ -35,7 +35,7 @@ from terrine.sgd.clipping.examples import (
     unwatched,
 )
 from terrine.sgd.clipping.fallback import per_example_gradients
-from terrine.sgd.clipping.policy import ClippingRule, as_rule
+from terrine.sgd.clipping.policy import ClippingRule, as_rule, refuse_strange
 from terrine.sgd.clipping.reduction import is_mean
 from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
@@ -73,6 +73,7 @@ def clipped_sum(
     validate(model)
     refuse_shared_denominator(criterion, y)
     parameters = trained(model)
+    refuse_strange(rule, parameters)
     sums = Sums(parameters)
     if size == 0 or not parameters:
         return Clipped(sums.totals(), torch.zeros(size))

@@ -11,7 +11,7 @@ gradient is not finite adds nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +74,17 @@ class PerLayer:
             result.update(dict.fromkeys(names, factor))
         return result
 
+    def check(self, names: Iterable[str]) -> None:
+        """Refuse bounds that do not fit a model with these parameters: one is missing, or one is for nothing.
+
+        A bound for nothing would not be reached by any gradient, and yet be paid for with noise.
+
+        Raises: InvalidArgument, with all that are for nothing.
+        """
+        idle = self.bounds.keys() - {self._layer(name) for name in names}
+        if idle:
+            raise InvalidArgument(f"bounds: {', '.join(map(repr, sorted(idle)))} is no trained layer of the model")
+
     def _layer(self, name: str) -> str:
         path = name
         while path not in self.bounds:
@@ -106,6 +117,15 @@ def as_rule(clip: float | ClippingRule) -> ClippingRule:
     if hasattr(clip, "factors") and hasattr(clip, "bound"):
         return clip
     return Flat(check.number("clip", clip, "a number > 0 or a clipping rule", "PerLayer takes a bound for each layer"))
+
+
+def refuse_strange(rule: ClippingRule, names: Iterable[str]) -> None:
+    """Refuse a rule for each layer whose layers are not those of a model with these parameters.
+
+    Raises: InvalidArgument, by name.
+    """
+    if isinstance(rule, PerLayer):
+        rule.check(names)
 
 
 def _bound(name: str, value: float) -> float:

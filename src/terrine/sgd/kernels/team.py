@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from array import array
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -20,7 +21,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar, TypeVar, cast
 
-import numpy as np
 import torch
 from llvmlite import ir
 from numba import cfunc, config, njit, types
@@ -71,13 +71,14 @@ class Kernel:
 
     def work(self, items: int, *job: int) -> None:
         """Have the team do all items of a job."""
-        numbers = np.array([0, items, 0, *job], dtype=np.int64)
+        numbers = array("q", (0, items, 0, *job))
         threads = min(torch.get_num_threads(), items)
         together = _together() if threads > 1 else None
+        address, _ = numbers.buffer_info()
         if together is None:
-            self.compiled.ctypes(numbers.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+            self.compiled.ctypes(ctypes.cast(address, ctypes.POINTER(ctypes.c_int64)))
         else:
-            together(self.compiled.address, numbers.ctypes.data, threads, 0)
+            together(self.compiled.address, address, threads, 0)
 
 
 @lru_cache(maxsize=1)
