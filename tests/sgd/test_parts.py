@@ -230,10 +230,10 @@ def test_parts_hold_all_examples_and_are_worth_a_pass(activations, size, paramet
     parts = recorded(activations, size, parameters)
     assert sum(parts) == size
     assert min(parts) > 0
-    if activations * size < 32 << 20:
+    if activations * size < 40 << 20:
         assert parts == [size]
     total = activations * size
-    most = max(8 * parameters + (32 << 20), 0.25 * total)
+    most = max(8 * parameters + (40 << 20), 0.25 * total)
     modest = total <= 64 << 20 and most < 64 * activations
     assert (len(parts) > 1) == (size > 1 and total > 1.1 * most and not modest)
     assert len(parts) <= 6

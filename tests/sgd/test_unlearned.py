@@ -116,6 +116,29 @@ def test_tangents_there_and_back(layout):
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+class ByName(nn.Module):
+    """Gives arguments by name, or says where the result is to go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Conv2d(1, 2, 1), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = torch.tanh(input=self.layer(x))
+        x = functional.max_pool2d(input=torch.max_pool2d(input=x, kernel_size=[2]), kernel_size=2)
+        with torch.no_grad():
+            torch.tanh(x, out=torch.empty_like(x))
+        return self.out(x.flatten(1))
+
+
+def test_arguments_may_be_given_by_name():
+    torch.manual_seed(3)
+    model, x, y = ByName(), torch.randn(5, 1, 8, 8), torch.randint(3, (5,))
+    criterion = nn.CrossEntropyLoss(reduction="sum")
+    found = clipped_sum(model, criterion, x, y, clip=0.5)
+    assert_same(found, loop(model, criterion, x, y, 0.5), tolerance=2e-5)
+
+
 def test_a_network_of_them_is_clipped_as_one_by_one(monkeypatch):
     torch.manual_seed(3)
     model = nn.Sequential(

@@ -149,7 +149,7 @@ class Tape(TorchFunctionMode):
         if name == "view" and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
             func = Tensor.reshape  # channels may lie last in memory where the model does not expect it
         sources = self._sources(given)
-        faster = FASTER.get(func) if sources else None
+        faster = FASTER.get(func) if sources and args else None
         result = None if faster is None else faster(*args, **kwargs)
         if result is None:
             result = func(*args, **kwargs)
@@ -248,6 +248,8 @@ class Tape(TorchFunctionMode):
             piece.uses += 1
         self.bytes += 3 * out.numel() * out.element_size()
         versions = [(tensor, tensor._version) for tensor in _tensors(use.args) if tensor is not out]
+        if out._is_view():  # changed in place, it would begin a history anew, and nobody would be heard
+            out = _no_view(out, out.shape)
         hear = partial(self._hear, use, rule, versions)
         if out.requires_grad:
             _before(out, hear)
@@ -377,6 +379,8 @@ def _before(out: Tensor, hear: Callable[[Tensor], None]) -> None:
     else:
         node.register_prehook(hook)
 
+
+_no_view = torch.ops.aten._unsafe_view.default  # the same memory and gradient, on its own
 
 ANCHOR = torch.zeros((), requires_grad=True)
 """Where every watched backward pass ends; it never receives a gradient."""

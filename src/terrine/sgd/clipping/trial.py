@@ -39,6 +39,8 @@ CLOSE, ROUGH = 0.02, 0.2
 """What rounding may change in a gradient, in single precision and in half."""
 NEAR = 1e-3
 """What it may change in an output in single precision."""
+FOUND = 1e-6
+"""How much of a gradient may belong to parameters of which nothing was seen: however small, they would never learn."""
 
 _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, str]] = weakref.WeakKeyDictionary()
 
@@ -231,20 +233,25 @@ class _Trial:
         """Whether example i's norm and gradient were followed, but for rounding; what is not finite is not compared."""
         only = torch.zeros(self._many)
         only[i] = 1.0
-        norm = difference = 0.0
+        norm = difference = lost = 0.0
         gradients = self._gradient(i)
         owners = Counter(_memory(one) for one in gradients if one is not None)
         for (name, parameter), gradient in zip(self._parameters.items(), gradients, strict=True):
             rest = torch.zeros_like(parameter) if gradient is None else gradient.contiguous()
             rest = rest.clone() if owners[_memory(rest)] > 1 else rest
             rest = rest.to(torch.promote_types(rest.dtype, torch.float32))
-            norm += _square(rest)
+            square = _square(rest)
+            norm += square
             if name in parts:
                 parts[name].add_to(rest, -only.to(rest))
+            else:
+                lost += square
             difference += _square(rest)
         if not math.isfinite(norm + found):
             return True
         reach = self._close() * math.sqrt(norm) + 1e-20
+        if math.sqrt(lost) > FOUND * math.sqrt(norm):
+            return False
         return found >= 0.0 and abs(math.sqrt(found) - math.sqrt(norm)) <= reach and math.sqrt(difference) <= reach
 
     def _is_apart(self) -> bool:

@@ -24,16 +24,21 @@ PIXELS, POSITIONS, CHANNELS, EACH, MEANS, SCALES, WEIGHT, RESULT, BIAS, EPS = ra
 GRADIENT, SUMS, PRODUCTS, ROOM = range(RESULT + 1, RESULT + 5)
 
 
-def normalised(pixels: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The normalised images, like pixels (n, positions, channels); means and reciprocal deviations, (n, channels)."""
+def normalise(
+    pixels: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Fill `out` with the normalised images, both (n, positions, channels); means and reciprocal deviations.
+
+    Of every example and channel, (n, channels).
+    """
     n, positions, channels = pixels.shape
-    out, means, scales = torch.empty_like(pixels), torch.empty(n, channels), torch.empty(n, channels)
+    means, scales = torch.empty(n, channels), torch.empty(n, channels)
     small = torch.tensor([eps])
     _there.work(
         n, pixels.data_ptr(), positions, channels, channels // groups, means.data_ptr(), scales.data_ptr(),
         weight.data_ptr(), out.data_ptr(), bias.data_ptr(), small.data_ptr(),
     )  # fmt: skip
-    return out, means, scales
+    return means, scales
 
 
 def back(
@@ -41,7 +46,7 @@ def back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of the pixels, and every example's of weight and bias, (n, channels).
 
-    Pixels and gradient are (n, positions, channels), with means and scales of every channel, as `normalised` makes
+    Pixels and gradient are (n, positions, channels), with means and scales of every channel, as `normalise` makes
     them; where channels are not last, (n, channels, positions), with means and scales of every group.
     """
     n, channels = len(pixels), len(weight)

@@ -73,13 +73,14 @@ class Windows:
         return -(-border // stride), last // stride + 1
 
 
-def largest(image: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
-    """The largest numbers, (n, down, across, channels), and where in its window each was; `image` is contiguous."""
-    n, high, wide, channels = image.shape
-    out = image.new_empty(n, *windows.counts(high, wide), channels)
+def largest(image: Tensor, windows: Windows, out: Tensor) -> Tensor:
+    """Fill `out` (n, down, across, channels) with the largest numbers; where in its window each was, as large.
+
+    Both `image` and `out` are contiguous.
+    """
     places = torch.empty_like(out)
-    _there.work(n, *windows.job(image, out, places))
-    return out, places
+    _there.work(len(image), *windows.job(image, out, places))
+    return places
 
 
 def back(gradient: Tensor, places: Tensor, shape: torch.Size, windows: Windows) -> Tensor:

@@ -133,12 +133,13 @@ class Grouped:
 
 
 class _Through(torch.autograd.Function):
-    """Group norm whose weight and bias are constants; `normal` is its output."""
+    """Group norm whose weight and bias are constants; `normal`, its output, is no view: it may be changed in place."""
 
     @staticmethod
     def forward(ctx: Any, _inputs: Tensor, normal: Tensor, grouped: Grouped) -> Tensor:
         ctx.grouped = grouped
-        return normal.view_as(normal)
+        ctx.mark_dirty(normal)
+        return normal
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -166,8 +167,8 @@ def _grouped(
     last = len(sizes) == 2 and not inputs.is_contiguous() and inputs.is_contiguous(memory_format=torch.channels_last)
     pixels = _last(inputs.detach()) if last else inputs.detach().contiguous()
     if last:
-        normal, *moments = kernels.grouping().normalised(pixels, groups, weight, bias, eps)
-        normal = normal.view(n, *sizes, channels).movedim(-1, 1)
+        normal = torch.empty(inputs.shape, memory_format=torch.channels_last)
+        moments = kernels.grouping().normalise(pixels, groups, weight, bias, eps, _last(normal))
     else:
         with torch.no_grad():
             normal, *moments = torch.native_group_norm(pixels, weight, bias, n, channels, prod(sizes), groups, eps)

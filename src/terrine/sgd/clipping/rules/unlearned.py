@@ -17,9 +17,9 @@ _WORTH = 1 << 14
 """Numbers from which on a kernel pays for being called."""
 
 
-def tanh(inputs: Tensor) -> Tensor | None:
+def tanh(inputs: Tensor, **others: Any) -> Tensor | None:
     """The hyperbolic tangent, for which the library takes several times as long as for a sigmoid."""
-    if not _is_taken(inputs) or not _is_dense(inputs):
+    if others or not _is_taken(inputs) or not _is_dense(inputs):
         return None
     return _Tanh.apply(inputs)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -84,10 +84,12 @@ def _largest(image: Tensor, *sizes: tuple[int, int]) -> Tensor | None:
 class _Largest(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, windows: Any) -> Tensor:
-        out, places = kernels.windows().largest(_last(inputs), windows)
-        ctx.windows, ctx.sizes = windows, inputs.shape[2:]
-        ctx.save_for_backward(places)
-        return out.movedim(-1, 1)  # type: ignore[no-any-return]
+        n, channels, *sizes = inputs.shape
+        shape = n, channels, *windows.counts(*sizes)
+        out = torch.empty(shape, memory_format=torch.channels_last)  # and no view: it may be changed in place
+        ctx.windows, ctx.sizes = windows, sizes
+        ctx.save_for_backward(kernels.windows().largest(_last(inputs), windows, out.movedim(1, -1)))
+        return out
 
     @staticmethod
     @once_differentiable
