@@ -238,6 +238,10 @@ CASES = {
     "rnn": lambda: (Net(lambda s, x: s.r(x)[0], r=nn.RNN(6, 5, batch_first=True, nonlinearity="relu")), R(N, 4, 6)),
     "gru cell": lambda: (Net(lambda s, x: s.r(x[:, 1], s.r(x[:, 0])), r=nn.GRUCell(6, 5)), R(N, 4, 6)),
     "lstm cell": lambda: (Net(lambda s, x: s.r(x[:, 1], s.r(x[:, 0]))[0], r=nn.LSTMCell(6, 5)), R(N, 4, 6)),
+    "lstm cell, begun at zeros, sequences as long as the lot": lambda: (
+        Net(lambda s, x: s.r(x[:, 0], (x.new_zeros(len(x), 5), x.new_ones(len(x), 5)))[0], r=nn.LSTMCell(6, 5)),
+        R(N, N, 6),
+    ),
     # raw parameters
     "class token and positions": lambda: (
         Net(

@@ -155,7 +155,9 @@ class Tape(TorchFunctionMode):
             result = func(*args, **kwargs)
         if sources:
             for out in (result,) if isinstance(result, Tensor) else _tensors(result) if _is_list(result) else ():
-                self.tag(out, self._followed(name, sources, args, kwargs, out))
+                where = self._followed(name, sources, args, kwargs, out)
+                if where != "lost" or name not in _CONSTANT:
+                    self.tag(out, where)
         return result
 
     # -- where the examples lie ------------------------------------------------------------------------
@@ -388,6 +390,7 @@ ANCHOR = torch.zeros((), requires_grad=True)
 _ROOM = 32 << 20  # bytes of per-example gradients that may always be kept
 
 _EXPANDS = frozenset({"expand", "expand_as", "broadcast_to", "repeat"})
+_CONSTANT = frozenset({"new_zeros", "new_ones", "new_full"})  # nothing of any example is in what they make
 _TURNS = frozenset({"T", "mT", "H", "mH"})  # attributes that are functions of the tensor
 
 
