@@ -46,6 +46,14 @@ class Adapter(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
+attend = functional.scaled_dot_product_attention
+
+
+def heads(x):
+    """Queries, keys and values for two heads."""
+    return x.view(len(x), -1, 3, 2, x.shape[-1] // 6).permute(2, 0, 3, 1, 4)
+
+
 def raw(*shape):
     return nn.Parameter(0.3 * torch.randn(shape))
 
@@ -241,6 +249,26 @@ CASES = {
     "lstm cell, begun at zeros, sequences as long as the lot": lambda: (
         Net(lambda s, x: s.r(x[:, 0], (x.new_zeros(len(x), 5), x.new_ones(len(x), 5)))[0], r=nn.LSTMCell(6, 5)),
         R(N, N, 6),
+    ),
+    "attention, a bias for every head": lambda: (
+        Net(lambda s, x: attend(*heads(s.l(x)), attn_mask=s.b), l=nn.Linear(6, 18), b=raw(2, 4, 4)),
+        R(N, 4, 6),
+    ),
+    "attention, one bias": lambda: (
+        Net(lambda s, x: attend(*heads(s.l(x)), s.b), l=nn.Linear(6, 18), b=raw(1, 4)),
+        R(N, 4, 6),
+    ),
+    "attention, latents": lambda: (
+        Net(
+            lambda s, x: attend(s.q.expand(len(x), -1, -1, -1), *heads(s.l(x))[1:]),
+            l=nn.Linear(6, 18),
+            q=raw(1, 2, 5, 3),
+        ),
+        R(N, 4, 6),
+    ),
+    "attention, keys and values of all": lambda: (
+        Net(lambda s, x: attend(heads(s.l(x))[0], s.k, s.v), l=nn.Linear(6, 18), k=raw(1, 2, 5, 3), v=raw(1, 2, 5, 2)),
+        R(N, 4, 6),
     ),
     # raw parameters
     "class token and positions": lambda: (
@@ -608,3 +636,15 @@ def test_rows_that_cancel_leave_no_norm():
     gradients = torch.randn(1, 1, 5) * torch.tensor([1e4, -1e4, 1.0]).view(1, 3, 1)
     part = Lookup(torch.tensor([[2, 2, 0]]), gradients, (4, 5))
     assert torch.allclose(part.squares(), gradients[:, 2].square().sum(1), rtol=1e-6)
+
+
+def test_what_attention_leaves_out_at_random_is_left_out_of_the_bias_as_well():
+    torch.manual_seed(3)
+    model = Net(lambda s, x: attend(*heads(s.l(x)), s.b, 0.5), l=nn.Linear(6, 18), b=raw(2, 4, 4)).double()
+    x = torch.randn(1, 4, 6, dtype=torch.float64)
+    torch.manual_seed(7)
+    found = clipped_sum(model, criterion, x, torch.zeros(1), clip=1e6, chunk=1)
+    torch.manual_seed(7)
+    criterion(model(x), torch.zeros(1)).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found.sums[name], parameter.grad, msg=name)

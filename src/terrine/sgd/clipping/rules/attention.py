@@ -15,7 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import FRONT
-from terrine.sgd.clipping.tape import FORWARDS, Tape
+from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.piece import Piece
+from terrine.sgd.clipping.rules.elementwise import reduced, through
+from terrine.sgd.clipping.rules.generic import masked
+from terrine.sgd.clipping.tape import COMPUTE, FORWARDS, Tape, Use, rule_for
 
 _NOTHING = nullcontext()
 
@@ -79,6 +83,43 @@ def attention(
 
 
 FORWARDS[functional.multi_head_attention_forward] = attention
+
+
+@rule_for(functional.scaled_dot_product_attention)
+def attended(use: Use, gradient: Tensor) -> list[tuple[Piece, Contribution]]:
+    """Queries, keys, values or a bias on their products that all examples share, as latents and positions are."""
+    found: list[tuple[Piece, Contribution]] = []
+    with torch.random.fork_rng(devices=[], enabled=use.extra is not None):
+        for key, piece in use.pieces.items():
+            source = piece.expanded_from or piece
+            shape = tuple(source.value.shape)
+            if not _is_shared(use, gradient, shape):
+                return masked(use, gradient)
+            if use.extra is not None:
+                torch.set_rng_state(use.extra)  # what was left out there is left out here
+            full = through(use, key, gradient, (*gradient.shape[:-2], *shape[-2:]))
+            found.append((source, Dense(reduced(full, use, shape))))
+    return found
+
+
+def _is_shared(use: Use, gradient: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether a piece of this shape is the same for all examples, and laid beside them in a dimension of its own."""
+    axis = use.where.axis - gradient.dim() + len(shape)
+    return not use.kwargs.get("enable_gqa") and use.where.axis < gradient.dim() - 2 and (axis < 0 or shape[axis] == 1)
+
+
+def _remembering(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """The values by their weights, and what the generator began with where some are left out at random."""
+    if not dropout_p:
+        return None
+    before = torch.get_rng_state()
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, *args, **kwargs), before
+
+
+COMPUTE[functional.scaled_dot_product_attention] = _remembering
 
 
 def _mixed(

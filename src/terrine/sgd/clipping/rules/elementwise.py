@@ -35,7 +35,7 @@ def elementwise(use: Use, gradient: Tensor) -> Found:
         if name in _PLAIN and not use.kwargs and len(use.pieces) == 1:
             full = gradient
         else:
-            full = _through(use, key, piece, gradient)
+            full = through(use, key, gradient, gradient.shape)
         if _row_by_row(piece, use, full):
             table = piece.parents[0]
             tokens, rows = piece.tokens, full.reshape(use.examples, -1, full.shape[-1])
@@ -115,9 +115,9 @@ def reduced(full: Tensor, use: Use, shape: tuple[int, ...]) -> Tensor:
     return (split.sum(summed) if summed else split).reshape(use.examples, *shape)
 
 
-def _through(use: Use, key: int | str, piece: Piece, gradient: Tensor) -> Tensor:
-    """The gradient of the parameter broadcast to the output's shape."""
-    leaf = piece.value.detach().expand(gradient.shape).requires_grad_()
+def through(use: Use, key: int | str, gradient: Tensor, shape: Sequence[int]) -> Tensor:
+    """The gradient of a parameter that is broadcast to this shape: every example's own copy has its own."""
+    leaf = use.pieces[key].value.detach().expand(shape).requires_grad_()
     args = [leaf if i == key else _still(a) for i, a in enumerate(use.args)]
     kwargs = {k: leaf if k == key else _still(a) for k, a in use.kwargs.items()}
     with torch.enable_grad():
