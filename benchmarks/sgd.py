@@ -9,8 +9,8 @@
 Every candidate runs in a fresh process of its own; the processes take turns of about a tenth of a second, so that
 whatever else the machine does falls on all alike. A step's time is the mean over a turn, then the median over
 rounds; a ratio is to the better of the two plain steps (as is, and with channels_last memory), taken round by round.
-"epoch" is a tenth of an epoch, loading and sampling included. Memory is the peak resident size during steps above the
-size before the first step, when the code of a smallest step is loaded.
+"epoch" is a tenth of an epoch, loading and sampling included. Memory is the peak resident size during the first
+steps above the size before them, when the code of a smallest step is loaded.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ Step = Callable[[], None]
 
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1
 TURN = 0.1  # seconds
+FIRST = 8  # steps whose memory counts: malloc finds its places in the first few
 PLAIN = ("plain", "plain channels_last")
 
 
@@ -345,7 +346,7 @@ def serve(pipe: Any, name: str, candidate: str, threads: int) -> None:
         before = resident("VmRSS")
         with open("/proc/self/clear_refs", "w") as refs:
             refs.write("5")
-        for _ in range(3):
+        for _ in range(FIRST):
             step()
         pipe.send(("memory", resident("VmHWM") - before))
         while steps := pipe.recv():

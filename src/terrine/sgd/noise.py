@@ -179,7 +179,7 @@ class Draw:
         return Normals(self.segment, self._secret, self._address, deviation, grid, over)
 
     def _add(self, tensors: Sequence[Tensor], deviation: float, grid: float = 0.0, over: float = 1.0) -> None:
-        simple = [tensor.detach().numpy().reshape(-1) for tensor in tensors if _is_simple(tensor)]
+        simple = [tensor for tensor in tensors if _is_simple(tensor)]
         self._normal += Normals(self.segment, self._secret, self._address, deviation, grid, over).add(
             simple, self._normal
         )

@@ -15,6 +15,8 @@ from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from terrine.sgd.kernels import FLOATS, SPARE, Floats, Words
 from terrine.sgd.scratch import scratch
@@ -29,7 +31,7 @@ RUN = 4
 
 @dataclass(frozen=True)
 class Normals:
-    """Independent N(0, deviation^2) values, to be added to arrays as if those were one long one.
+    """Independent N(0, deviation^2) values, to be added to tensors as if those were one long one.
 
     Where `grid` is given every sum is rounded to a multiple of it (a power of two), and then divided by `over`.
     """
@@ -41,26 +43,29 @@ class Normals:
     grid: float = 0.0
     over: float = 1.0
 
-    def add(self, arrays: Sequence[Floats], first: int = 0) -> int:
-        """Add to the arrays in place, with the bits of the segments from `first` on; how many that took."""
-        blocks = _cut(arrays)
-        if _processor_agrees():
-            self._by_processor(blocks, first)
-        else:
-            self._by_library(blocks, first)
+    def add(self, tensors: Sequence[Tensor], first: int = 0) -> int:
+        """Add to the tensors in place, with the bits of the segments from `first` on; how many that took.
+
+        They are contiguous float32 in the processor's memory.
+        """
+        blocks = _cut(tuple([tensor.numel() for tensor in tensors]))
+        (self._by_processor if _processor_agrees() else self._by_library)(tensors, blocks, first)
         return -(-len(blocks) // RUN)
 
-    def _by_processor(self, blocks: list[list[Floats]], first: int) -> None:
+    def _by_processor(self, tensors: Sequence[Tensor], blocks: Blocks, first: int) -> None:
         from terrine.sgd.kernels import aes, normals  # the compiler behind them is loaded by whoever draws noise
 
         stream = normals.Stream(aes.schedule(self.secret), int.from_bytes(self.address, "little", signed=True))
-        normals.add_blocks(blocks, stream, first, RUN, BLOCK, self._settings)
+        places = [tensor.data_ptr() for tensor in tensors]
+        lying = [[(places[which] + 4 * start, size) for which, start, size in parts] for parts in blocks]
+        normals.add_blocks(lying, stream, first, RUN, BLOCK, self._settings)
 
-    def _by_library(self, blocks: list[list[Floats]], first: int) -> None:
-        for start in range(0, len(blocks), RUN):
-            fill = self.segment(first + start // RUN)
-            for parts in blocks[start : start + RUN]:
-                self._block(parts, fill)
+    def _by_library(self, tensors: Sequence[Tensor], blocks: Blocks, first: int) -> None:
+        arrays = [tensor.detach().numpy().reshape(-1) for tensor in tensors]
+        for i, parts in enumerate(blocks):
+            if i % RUN == 0:
+                fill = self.segment(first + i // RUN)
+            self._block([arrays[which][start : start + size] for which, start, size in parts], fill)
 
     def _block(self, parts: list[Floats], fill: Callable[[Words], None]) -> None:
         size = sum(part.size for part in parts)
@@ -97,25 +102,29 @@ def _processor_agrees() -> bool:
     if not aes.available():
         return False
     trial = Key.seeded(0).draw(Purpose.NOISE, 255).normals(1.0)
-    here, there = np.zeros(1_000, np.float32), np.zeros(1_000, np.float32)
-    trial._by_processor([[here]], 1)
-    trial._by_library([[there]], 1)
-    if not np.array_equal(here, there):
+    here, there = torch.zeros(1_000), torch.zeros(1_000)
+    trial._by_processor([here], _cut((1_000,)), 1)
+    trial._by_library([there], _cut((1_000,)), 1)
+    if not torch.equal(here, there):
         log.warning("this processor's AES is not the library's: noise is made by the library, which takes longer")
-    return np.array_equal(here, there)
+    return torch.equal(here, there)
 
 
-def _cut(arrays: Sequence[Floats]) -> list[list[Floats]]:
-    """The arrays, laid end to end, as blocks; every block a list of parts of arrays."""
-    blocks: list[list[Floats]] = []
+Blocks = Sequence[Sequence[tuple[int, int, int]]]
+
+
+@lru_cache(maxsize=64)
+def _cut(sizes: tuple[int, ...]) -> Blocks:
+    """Tensors of these sizes, laid end to end, as blocks; every block a list of parts: which, from where, how many."""
+    blocks: list[list[tuple[int, int, int]]] = []
     room = 0
-    for array in arrays:
+    for which, size in enumerate(sizes):
         start = 0
-        while start < array.size:
+        while start < size:
             if not room:
                 blocks.append([])
                 room = BLOCK
-            part = array[start : start + room]
-            blocks[-1].append(part)
-            start, room = start + part.size, room - part.size
+            many = min(room, size - start)
+            blocks[-1].append((which, start, many))
+            start, room = start + many, room - many
     return blocks

@@ -56,7 +56,7 @@ def refuse_shared_denominator(criterion: Any, target: Any) -> None:
         return
     shared = "the weights of the whole lot's labels" if criterion.weight is not None else ""
     labels = isinstance(target, Tensor) and not target.is_floating_point()
-    if labels and bool((target == criterion.ignore_index).any()):
+    if labels and criterion.ignore_index in target.detach().cpu().numpy():
         shared = f"the number of labels that are not ignore_index={criterion.ignore_index}"
     if shared:
         raise InvalidArgument(

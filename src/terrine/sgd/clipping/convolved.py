@@ -45,6 +45,7 @@ class Convolved:
         self._turned = False
         self._squares: Tensor | None = None
         self._sums: Tensor | None = None
+        self._compiled = _known(image, out, geometry)  # the image for compiled kernels, if they know it
 
     def squares(self) -> Tensor:
         if self._squares is None:
@@ -53,7 +54,7 @@ class Convolved:
 
     def out_sums(self) -> Tensor:
         """sum_l out_il, (n, e), which kernels make along with the norms."""
-        if self._compiled() is not None:
+        if self._compiled is not None:
             self.squares()
         return self.out.flatten(1, -2).sum(1) if self._sums is None else self._sums
 
@@ -89,26 +90,14 @@ class Convolved:
         if self.geometry.groups > 1:
             return True
         pixels, positions, outputs = prod(self.image.shape[1:-1]), prod(self.out.shape[1:-1]), self.out.shape[-1]
-        if self._compiled() is not None:
+        if self._compiled is not None:
             return kernels.prefers_direct(positions, prod(self.shape[1:]), outputs)
         ghost = pixels**2 * (self.image.shape[-1] + _GATHERED) + positions**2 * outputs
         return _KEPT * prod(self.shape) <= ghost
 
-    def _compiled(self) -> Image | None:
-        """The image for compiled kernels, if they know such a convolution."""
-        geometry = self.geometry
-        known = geometry.groups == 1 and len(geometry.kernel) < 3 and 1 in (geometry.kernel[-1], geometry.dilation[-1])
-        if not known or not kernels.take(self.image, self.out):
-            return None
-        if len(geometry.kernel) == 1:
-            sides = ((0, 0), geometry.padding[0])
-            return Image(self.image.unsqueeze(1), (1, geometry.kernel[0]), (1, geometry.stride[0]), sides, 1)
-        (high, wide), (down, along), (lines, columns) = geometry.kernel, geometry.stride, geometry.padding
-        return Image(self.image, (high, wide), (down, along), (lines, columns), geometry.dilation[0])
-
     def _ghost(self) -> Tensor:
         """Squared norms: sum over l, m of <patch_l, patch_m> <out_l, out_m>."""
-        outs, compiled = self.out.flatten(1, -2), self._compiled()
+        outs, compiled = self.out.flatten(1, -2), self._compiled
         if compiled is not None:
             squares, self._sums = compiled.squares(outs)
             return squares
@@ -130,7 +119,7 @@ class Convolved:
     def _direct(self) -> tuple[Tensor, Tensor]:
         """The gradients, and their squared norms."""
         if self._rows is None or self._squares is None:
-            compiled = self._compiled()
+            compiled = self._compiled
             if is_depthwise(self.geometry, self.image):
                 rows = gradients(self.geometry, self.image, self.out)
                 self._rows, self._squares = rows, squared_rows(rows)
@@ -141,6 +130,7 @@ class Convolved:
                 self._rows = self.out.new_empty(len(self.out), prod(self.shape))
                 self._squares = self._laid_out(self._rows)
             self.image = self.out = self.out[:0]  # all that is needed of them is in the rows
+            self._compiled = None
         return self._rows, self._squares
 
     def _laid_out(self, rows: Tensor) -> Tensor:
@@ -164,7 +154,7 @@ class Convolved:
             return self._placed(total, self._turned).squeeze(0)
         scale = factor.view(-1, *[1] * (self.out.dim() - 1))
         scaled = torch.mul(self.out, scale, out=scratch("scaled", tuple(self.out.shape), self.out))
-        compiled = self._compiled()
+        compiled = self._compiled
         if compiled is None or compiled.framed or self.out.numel() * prod(self.shape[1:]) > _MODEST:
             return self._by_library(scaled)
         turned, numbers = compiled.summed(scaled.flatten(1, -2))
@@ -211,3 +201,15 @@ class Convolved:
         """How many examples of so many numbers each take at most `limit` bytes for each thread."""
         most = limit * torch.get_num_threads() // (numbers * self.image.element_size())
         return max(1, min(len(self.image), most))
+
+
+def _known(image: Tensor, out: Tensor, geometry: Geometry) -> Image | None:
+    """The image for compiled kernels, if they know such a convolution."""
+    known = geometry.groups == 1 and len(geometry.kernel) < 3 and 1 in (geometry.kernel[-1], geometry.dilation[-1])
+    if not known or not kernels.take(image, out):
+        return None
+    if len(geometry.kernel) == 1:
+        sides = ((0, 0), geometry.padding[0])
+        return Image(image.unsqueeze(1), (1, geometry.kernel[0]), (1, geometry.stride[0]), sides, 1)
+    (high, wide), (down, along), (lines, columns) = geometry.kernel, geometry.stride, geometry.padding
+    return Image(image, (high, wide), (down, along), (lines, columns), geometry.dilation[0])

@@ -86,10 +86,10 @@ def load() -> None:
 
 def take(*tensors: Tensor) -> bool:
     """Whether kernels work on these: float32 in the processor's memory, the last dimension's numbers side by side."""
-    return all(
-        one.dtype is torch.float32 and one.device.type == "cpu" and (one.stride(-1) == 1 or one.shape[-1] == 1)
-        for one in tensors
-    )
+    for one in tensors:
+        if one.dtype is not torch.float32 or not one.is_cpu or not (one.stride(-1) == 1 or one.shape[-1] == 1):
+            return False
+    return True
 
 
 def add_weighted(total: Tensor, rows: Tensor, factor: Tensor, fresh: bool) -> None:

@@ -11,9 +11,11 @@ and cosine are polynomials through Chebyshev's nodes, good to the last bits of f
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -48,24 +50,24 @@ class Stream:
     address: int  # the first 8 bytes of every block, as a whole number of this machine
 
 
-def add_blocks(blocks: Sequence[Sequence[Floats]], stream: Stream, first: int, run: int, block: int,
+def add_blocks(blocks: Sequence[Sequence[tuple[int, int]]], stream: Stream, first: int, run: int, block: int,
                settings: tuple[float, float, float]) -> None:  # fmt: skip
     """Add noise to all blocks, `run` of them to a segment of the keystream from `first` on, on torch's threads.
 
-    `settings` are `add_normals`' deviation, shift and over.
+    A block is made of parts: the address of float32 numbers, and how many they are. `settings` are `add_normals`'
+    deviation, shift and over.
     """
     if not blocks:
         return
-    parts = [(part.ctypes.data, part.size) for parts in blocks for part in parts]
-    table = np.array(parts, dtype=np.int64)
-    counts = np.cumsum([0, *map(len, blocks)], dtype=np.int64)
-    largest = max(sum(part.size for part in parts) for parts in blocks) + 1
+    table = array("q", [one for parts in blocks for part in parts for one in part])
+    counts = array("q", accumulate(map(len, blocks), initial=0))
+    largest = max(sum([size for _, size in parts]) for parts in blocks) + 1
     size = 3 * largest + SPARE + aes.MADE  # for words, uniform values and what lies in several parts
     place = scratch("noise", (min(torch.get_num_threads(), len(blocks)), size), FLOATS)
-    wanted = np.array(settings, dtype=np.float32)
+    wanted = array("f", settings)
     _blocks.work(
-        len(blocks), first, run, block + SPARE, stream.keys.ctypes.data, stream.address, counts.ctypes.data,
-        table.ctypes.data, place.data_ptr(), size, wanted.ctypes.data,
+        len(blocks), first, run, block + SPARE, stream.keys.ctypes.data, stream.address, counts.buffer_info()[0],
+        table.buffer_info()[0], place.data_ptr(), size, wanted.buffer_info()[0],
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class _Tanh(torch.autograd.Function):
         return torch.ops.aten.tanh_backward(gradients[0], *ctx.saved_tensors)  # type: ignore[no-any-return]
 
 
-FASTER.update(dict.fromkeys((torch.tanh, Tensor.tanh, functional.tanh), tanh))
+FASTER.update({torch.tanh: tanh, Tensor.tanh: tanh, functional.tanh: tanh})
 
 
 def max_pool2d(
@@ -75,10 +76,17 @@ def max_pool1d(
 
 
 def _largest(image: Tensor, *sizes: tuple[int, int]) -> Tensor | None:
-    windows = kernels.windows().Windows(*sizes)
-    if not windows.fit(*image.shape[2:]):
+    windows = _windows(image.shape[2:], sizes)
+    if windows is None:
         return None  # where something is wrong with them, the library says what
     return _Largest.apply(image, windows)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@lru_cache(maxsize=256)
+def _windows(image: tuple[int, ...], sizes: tuple[tuple[int, int], ...]) -> Any:
+    """The windows of these sizes, if they fit an image of that size."""
+    windows = kernels.windows().Windows(*sizes)
+    return windows if windows.fit(*image) else None
 
 
 class _Largest(torch.autograd.Function):
