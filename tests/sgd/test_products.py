@@ -53,11 +53,35 @@ def test_large_matrices_by_the_other_library(monkeypatch):
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (3, 1, 5, 2), (33, 2, 17, 60), (33, 2, 60, 17), (2, 9, 130, 3)])
 def test_weighted_sums_of_outer_products(sizes, monkeypatch):
     monkeypatch.setattr(products, "WORTH", 0)
+    _check_weighted(*sizes)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (300, 1, 3, 700), (300, 1, 700, 3), (41, 1, 16, 65), (7, 1, 2, 2)])
+def test_weighted_sums_of_few_by_many(sizes, threads, monkeypatch):
+    monkeypatch.setattr(products, "WIDE", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        _check_weighted(*sizes)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_narrow_layer_on_wide_features(monkeypatch):
+    monkeypatch.setattr(products, "WIDE", 0)
     torch.manual_seed(0)
-    n, positions, height, width = sizes
+    for model, x in ((nn.Linear(90, 3), torch.randn(11, 90)), (nn.Linear(3, 90), torch.randn(11, 3))):
+        given = model, lambda o, y: (o * y).sum(1), x, torch.randn(11, model.out_features)
+        assert_same(clipped_sum(*given, clip=0.5), loop(*given, 0.5), 1e-5)
+
+
+def _check_weighted(n, positions, height, width):
+    torch.manual_seed(0)
     left, right = torch.randn(n, positions, height + 1)[..., 1:], torch.randn(n, positions, width)
     factor = torch.rand(n)
     made = products.weighted(left, right, factor)
+    assert made.is_contiguous()
     wanted = torch.einsum("n,nte,ntd->ed", factor.double(), left.double(), right.double())
     torch.testing.assert_close(made.double(), wanted, rtol=1e-4, atol=1e-4)
 

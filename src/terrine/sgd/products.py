@@ -22,6 +22,10 @@ WORTH = 1 << 24
 """Multiplications, times the root of the number of examples, from which on it is."""
 
 
+WIDE, NARROW = 1 << 20, 16
+"""Numbers of one matrix, and of an example in the other, for which neither library is as fast as a kernel of ours."""
+
+
 def load() -> None:
     """Have the library's code in memory now: no step shall wait for it."""
     if _is_there():
@@ -43,6 +47,8 @@ def weighted(left: Tensor, right: Tensor, factor: Tensor) -> Tensor | None:
     """sum_i factor_i left_i right_i^T, (e, d), of left (n, T, e), right (n, T, d) and factor (n,); None if small."""
     n, positions, height = left.shape
     width = right.shape[2]
+    if positions == 1 and max(left.numel(), right.numel()) >= WIDE and min(height, width) <= NARROW:
+        return _narrow(left.squeeze(1), right.squeeze(1), factor)
     if not _is_large(n * positions * height * width, n) or not _take(left, right):
         return None
     if not kernels.take(left, right, factor):
@@ -52,6 +58,22 @@ def weighted(left: Tensor, right: Tensor, factor: Tensor) -> Tensor | None:
         made = _turned_times(right, left, factor)
         return kernels.turn(made, torch.ones(width), torch.empty(height, width))
     return _turned_times(left, right, factor)
+
+
+def _narrow(left: Tensor, right: Tensor, factor: Tensor) -> Tensor | None:
+    """The same where one of both has few numbers: the other comes from memory once, a few examples at a time."""
+    if not kernels.take(left, right, factor):
+        return None
+    scale = factor.unsqueeze(1)
+    if left.shape[1] > right.shape[1]:
+        return _read_once(right * scale, left).t().contiguous()
+    return _read_once(left * scale, right)
+
+
+def _read_once(few: Tensor, many: Tensor) -> Tensor:
+    """few (n, k) times many (n, d), (k, d)."""
+    turned, made = kernels.Image(many[:, None, None]).summed(few.unsqueeze(1))
+    return made.view(many.shape[1], -1).t().contiguous() if turned else made.view(-1, many.shape[1])
 
 
 def flattened(left: Tensor, right: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -163,10 +163,7 @@ class Outer:
             left = (left * scale).t()
         if total.dtype is not right.dtype:
             left, right = left.to(total.dtype), right.to(total.dtype)
-        if is_skinny(len(flat), *right.shape):
-            _add_by_short_blocks(flat, left, right, fresh)
-        else:
-            flat.addmm_(left, right, beta=float(not fresh))
+        flat.addmm_(left, right, beta=float(not fresh))
 
     def dense(self) -> Tensor:
         if self._rows is None:
@@ -323,24 +320,10 @@ WIDE = 1 << 12  # numbers of a gradient from which on the library's sums of rows
 
 CACHED = 1 << 18  # numbers that stay in a core's cache from one operation to the next
 
-SHORT = 48  # into a wide matrix of few rows, products go faster by so few positions at a time
-
 
 def _side_by_side(rows: Tensor) -> Tensor:
     """The same with the last dimension's numbers side by side, as kernels want them."""
     return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
-
-
-def is_skinny(height: int, positions: int, width: int) -> bool:
-    """Whether short blocks pay: for one thread alone, of several each has work enough as it is."""
-    return height <= 16 and width >= 2048 and positions * width >= 1 << 22 and torch.get_num_threads() == 1
-
-
-def _add_by_short_blocks(total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
-    """total += left @ right, or total = left @ right where it is fresh."""
-    for start in range(0, len(right), SHORT):
-        some = slice(start, start + SHORT)
-        total.addmm_(left[:, some], right[some], beta=float(start > 0 or not fresh))
 
 
 def without(tensor: Tensor, examples: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from terrine.sgd import products
 from terrine.sgd.clipping.contribution import CACHED, Contribution, Dense, squared_rows, wide, without
 from terrine.sgd.clipping.piece import Piece
 
@@ -30,6 +31,10 @@ class Single:
 
     def made(self, factor: Tensor) -> Tensor:
         """The weighted sum in memory of its own."""
+        if self.inputs.numel() >= products.WIDE or self.gradients.numel() >= products.WIDE:
+            made = products.weighted(self.gradients.unsqueeze(1), self.inputs.unsqueeze(1), factor)
+            if made is not None:
+                return made
         left, right = self._factors(factor)
         return torch.mm(left, right)
 

@@ -157,8 +157,13 @@ def _summed(job: Any) -> None:
         share = taken(job, TAKEN)
         if share >= job[ITEMS]:
             break
+        panels = job[LINES] * job[PANELS]
+        first, stop = (
+            share * panels // job[ITEMS],
+            (share + 1) * panels // job[ITEMS],
+        )  # neighbours, in lines of their own
         for start in range(0, job[EXAMPLES], job[SOME]):  # while they are in cache, to all panels of this share
-            for panel in range(share, job[LINES] * job[PANELS], job[ITEMS]):
+            for panel in range(first, stop):
                 _add_to_panel(job, panel, start)
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from terrine.sgd import kernels, products
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, by_example
-from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, is_skinny, lengths, rounded_up, wide
+from terrine.sgd.clipping.contribution import Contribution, Dense, Outer, lengths, rounded_up, wide
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.rules.elementwise import reduced
 from terrine.sgd.clipping.single import SMALL, Single, vector
@@ -104,8 +104,7 @@ def _once(inputs: Tensor, gradient: Tensor, weight: Piece | None, bias: Piece | 
     """The same where every example has one position: `inputs` (n, d), `gradient` (n, e)."""
     found: Found = []
     reach = lengths(gradient)
-    small = weight is not None and weight.value.numel() < SMALL and not is_skinny(gradient.shape[1], *inputs.shape)
-    if small and weight is not None and weight.simple:
+    if weight is not None and weight.value.numel() < SMALL and weight.simple:
         norms = lengths(inputs) if known is None else known
         found.append((weight, Single(inputs, gradient, norms.mul_(reach).square_())))
     elif weight is not None:
