@@ -13,7 +13,20 @@ from math import prod
 import torch
 from torch import Tensor
 
+from terrine.sgd.clipping.contribution import wide
 from terrine.sgd.scratch import scratch
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """An image (n, channels, *sizes) as (n, *sizes, channels), contiguous, in single precision or wider."""
+    return wide(tensor).movedim(1, -1).contiguous()
+
+
+def each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """One number for each dimension, as torch reads one for all."""
+    if isinstance(value, int):
+        return (value,) * dims
+    return tuple(value) * (dims if len(value) == 1 else 1)
 
 
 @dataclass(frozen=True)

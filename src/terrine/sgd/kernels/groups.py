@@ -27,9 +27,9 @@ GRADIENT, SUMS, PRODUCTS, ROOM = range(RESULT + 1, RESULT + 5)
 def normalise(
     pixels: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Fill `out` with the normalised images, both (n, positions, channels); means and reciprocal deviations.
+    """Fill `out` with the normalised images, both (n, positions, channels).
 
-    Of every example and channel, (n, channels).
+    Returned are means and reciprocal deviations, (n, channels).
     """
     n, positions, channels = pixels.shape
     means, scales = torch.empty(n, channels), torch.empty(n, channels)

@@ -157,11 +157,9 @@ def _summed(job: Any) -> None:
         share = taken(job, TAKEN)
         if share >= job[ITEMS]:
             break
-        panels = job[LINES] * job[PANELS]
-        first, stop = (
-            share * panels // job[ITEMS],
-            (share + 1) * panels // job[ITEMS],
-        )  # neighbours, in lines of their own
+        panels, shares = job[LINES] * job[PANELS], job[ITEMS]
+        # A share's panels are neighbours: threads that write beside each other wait for one another's cache lines.
+        first, stop = share * panels // shares, (share + 1) * panels // shares
         for start in range(0, job[EXAMPLES], job[SOME]):  # while they are in cache, to all panels of this share
             for panel in range(first, stop):
                 _add_to_panel(job, panel, start)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from terrine.sgd.clipping.axis import folded
 from terrine.sgd.clipping.contribution import Contribution, Dense, wide
 from terrine.sgd.clipping.convolved import Convolved
-from terrine.sgd.clipping.patches import Geometry
+from terrine.sgd.clipping.patches import Geometry, channels_last, each
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.single import vector
 from terrine.sgd.clipping.tape import COMPUTE, PREPARE, Use, rule_for
@@ -78,7 +78,7 @@ def _found(
     sums = None
     if weight is not None:
         shape = tuple(weight.value.shape)
-        part: Any = Convolved(_channels(image), _channels(out), geometry, shape)
+        part: Any = Convolved(channels_last(image), channels_last(out), geometry, shape)
         if bias is not None and weight.simple and out is gradient:
             sums = part.out_sums()
         found.append((weight, part if fold == 1 else Dense(part.dense().reshape(-1, fold, *shape).sum(1))))
@@ -167,21 +167,10 @@ def _computed(
 COMPUTE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _computed))
 
 
-def _channels(tensor: Tensor) -> Tensor:
-    """(n, *sizes, channels), contiguous, in single precision or wider."""
-    return wide(tensor).movedim(1, -1).contiguous()
-
-
 def _geometry(weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:
     kernel = tuple(weight.shape[2:])
-    dilation = _each(dilation, len(kernel))
-    return Geometry(kernel, _each(stride, len(kernel)), _sides(padding, kernel, dilation), dilation, groups)
-
-
-def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    if isinstance(value, int):
-        return (value,) * dims
-    return tuple(value) * (dims if len(value) == 1 else 1)
+    dilation = each(dilation, len(kernel))
+    return Geometry(kernel, each(stride, len(kernel)), _sides(padding, kernel, dilation), dilation, groups)
 
 
 def _sides(
@@ -192,4 +181,4 @@ def _sides(
     if value == "same":
         totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
-    return tuple((side, side) for side in _each(value, len(kernel)))  # type: ignore[arg-type]
+    return tuple((side, side) for side in each(value, len(kernel)))  # type: ignore[arg-type]

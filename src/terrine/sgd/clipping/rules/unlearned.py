@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from terrine.sgd import kernels
+from terrine.sgd.clipping.patches import channels_last, each
 from terrine.sgd.clipping.tape import FASTER
 
 _WORTH = 1 << 14
@@ -52,8 +52,8 @@ def max_pool2d(
     """The largest of every window, channels last."""
     if inputs.dim() != 4 or ceil_mode or return_indices or not _is_taken(inputs):
         return None
-    kernel = _pair(kernel_size)
-    return _largest(inputs, kernel, kernel if stride in (None, []) else _pair(stride), _pair(padding), _pair(dilation))
+    step = kernel_size if stride in (None, []) else stride
+    return _largest(inputs, *(each(one, 2) for one in (kernel_size, step, padding, dilation)))
 
 
 def max_pool1d(
@@ -68,14 +68,13 @@ def max_pool1d(
     """The same along a line, an image of one row."""
     if inputs.dim() != 3 or ceil_mode or return_indices or not _is_taken(inputs):
         return None
-    kernel, across, border, apart = (
-        _pair(one)[0] for one in (kernel_size, kernel_size if stride in (None, []) else stride, padding, dilation)
-    )
+    step = kernel_size if stride in (None, []) else stride
+    kernel, across, border, apart = (each(one, 1)[0] for one in (kernel_size, step, padding, dilation))
     out = _largest(inputs.unsqueeze(2), (1, kernel), (1, across), (0, border), (1, apart))
     return None if out is None else out.squeeze(2)
 
 
-def _largest(image: Tensor, *sizes: tuple[int, int]) -> Tensor | None:
+def _largest(image: Tensor, *sizes: tuple[int, ...]) -> Tensor | None:
     windows = _windows(image.shape[2:], sizes)
     if windows is None:
         return None  # where something is wrong with them, the library says what
@@ -83,7 +82,7 @@ def _largest(image: Tensor, *sizes: tuple[int, int]) -> Tensor | None:
 
 
 @lru_cache(maxsize=256)
-def _windows(image: tuple[int, ...], sizes: tuple[tuple[int, int], ...]) -> Any:
+def _windows(image: tuple[int, ...], sizes: tuple[tuple[int, ...], ...]) -> Any:
     """The windows of these sizes, if they fit an image of that size."""
     windows = kernels.windows().Windows(*sizes)
     return windows if windows.fit(*image) else None
@@ -96,7 +95,7 @@ class _Largest(torch.autograd.Function):
         shape = n, channels, *windows.counts(*sizes)
         out = torch.empty(shape, memory_format=torch.channels_last)  # and no view: it may be changed in place
         ctx.windows, ctx.sizes = windows, sizes
-        ctx.save_for_backward(kernels.windows().largest(_last(inputs), windows, out.movedim(1, -1)))
+        ctx.save_for_backward(kernels.windows().largest(channels_last(inputs), windows, out.movedim(1, -1)))
         return out
 
     @staticmethod
@@ -105,7 +104,7 @@ class _Largest(torch.autograd.Function):
         (places,) = ctx.saved_tensors
         n, channels, *_ = gradients[0].shape
         shape = torch.Size((n, *ctx.sizes, channels))
-        return kernels.windows().back(_last(gradients[0]), places, shape, ctx.windows).movedim(-1, 1), None
+        return kernels.windows().back(channels_last(gradients[0]), places, shape, ctx.windows).movedim(-1, 1), None
 
 
 FASTER.update(dict.fromkeys((functional.max_pool2d, torch.max_pool2d), max_pool2d))
@@ -119,15 +118,3 @@ def _is_taken(inputs: Tensor) -> bool:
 def _is_dense(inputs: Tensor) -> bool:
     """Whether the numbers lie in memory without gaps, each once, and another tensor can be laid out alike."""
     return inputs.is_contiguous() or (inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last))
-
-
-def _last(image: Tensor) -> Tensor:
-    """(n, high, wide, channels), contiguous."""
-    return image.movedim(1, -1).contiguous()
-
-
-def _pair(size: int | Sequence[int]) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, size
-    first, *others = size
-    return first, others[0] if others else first
