@@ -7,7 +7,8 @@
     python benchmarks/models.py                    other models, in the same way
 
 Every candidate runs in a fresh process of its own; the processes take turns of about a tenth of a second, so that
-whatever else the machine does falls on all alike. A step's time is the mean over a turn, then the median over
+whatever else the machine does falls on all alike. A turn begins with steps that do not count, because the threads of
+the process before go on spinning for some milliseconds. A step's time is the mean over a turn, then the median over
 rounds; a ratio is to the better of the two plain steps (as is, and with channels_last memory), taken round by round.
 "epoch" is a tenth of an epoch, loading and sampling included. Memory is the peak resident size during the first
 steps above the size before them, when the code of a smallest step is loaded.
@@ -35,6 +36,7 @@ Step = Callable[[], None]
 
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1
 TURN = 0.1  # seconds
+WARM = 0.02  # seconds of a turn before those that count
 FIRST = 8  # steps whose memory counts: malloc finds its places in the first few
 PLAIN = ("plain", "plain channels_last")
 
@@ -336,7 +338,7 @@ def load() -> None:
 
 
 def serve(pipe: Any, name: str, candidate: str, threads: int) -> None:
-    """A candidate's process: build, report memory, then for every message so many steps, timed."""
+    """A candidate's process: build, report memory, then for every message a turn, timed."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     try:
@@ -349,15 +351,22 @@ def serve(pipe: Any, name: str, candidate: str, threads: int) -> None:
         for _ in range(FIRST):
             step()
         pipe.send(("memory", resident("VmHWM") - before))
-        while steps := pipe.recv():
-            wall, busy = time.perf_counter(), time.process_time()
-            for _ in range(steps):
-                step()
-            pipe.send(("time", ((time.perf_counter() - wall) / steps, (time.process_time() - busy) / steps)))
+        while pipe.recv():
+            turn(step, WARM)
+            pipe.send(("time", turn(step, TURN)))
     except (EOFError, KeyboardInterrupt):
         return
     except Exception as error:
         pipe.send(("failed", f"{type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"))
+
+
+def turn(step: Step, seconds: float) -> tuple[float, float]:
+    """Steps for so long, one at least; a step's mean time by the wall, and of the processor."""
+    steps, wall, busy = 0, time.perf_counter(), time.process_time()
+    while not steps or time.perf_counter() - wall < seconds:
+        step()
+        steps += 1
+    return (time.perf_counter() - wall) / steps, (time.process_time() - busy) / steps
 
 
 def measure(work: Workload, candidates: list[str], rounds: int, threads: int, clock: int) -> dict[str, Any]:
@@ -373,13 +382,9 @@ def measure(work: Workload, candidates: list[str], rounds: int, threads: int, cl
         result[candidate] = {"memory": value, "times": []} if kind == "memory" else {"failed": value}
         if kind == "memory":
             pipes[candidate] = here
-    steps = {}
-    for candidate, pipe in pipes.items():
-        pipe.send(1)
-        steps[candidate] = max(1, round(TURN / _ask(pipe)[1][0]))
     for _ in range(rounds):
         for candidate, pipe in pipes.items():
-            pipe.send(steps[candidate])
+            pipe.send(True)
             result[candidate]["times"].append(_ask(pipe)[1][clock])
     for pipe in pipes.values():
         pipe.close()
