@@ -73,7 +73,7 @@ class Draw:
     """
 
     def __init__(self, secret: bytes, purpose: Purpose, step: int) -> None:
-        self._secret, self._cipher = secret, algorithms.AES(secret)
+        self._secret = secret
         self._address = int(purpose).to_bytes(1, "big") + step.to_bytes(7, "big")
         self._normal = 1
 
@@ -84,7 +84,9 @@ class Draw:
 
     def segment(self, index: int) -> Callable[[Words], None]:
         """What overwrites arrays, one after the other, with the random bits of one segment."""
-        encryptor = Cipher(self._cipher, modes.GCM(self._address + index.to_bytes(4, "big"))).encryptor()
+        encryptor = Cipher(
+            algorithms.AES(self._secret), modes.GCM(self._address + index.to_bytes(4, "big"))
+        ).encryptor()
 
         def fill(words: Words) -> None:
             view = words.data.cast("B")

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Recorder
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import within
-from terrine.sgd.clipping.examples import is_unwatched
+from terrine.sgd.clipping.examples import is_unwatched, tensors
 from terrine.sgd.clipping.trial import misunderstood
 from terrine.sgd.lots import FIRST, Piece
 from terrine.sgd.reduction import Reduction, Tape, Watched, is_loss, of_criterion, of_model, plain
@@ -191,7 +191,7 @@ class Run:
         self._given, self._aside = None, False
         if not self._is_watching(module):
             return None
-        leaves = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        leaves = tensors((args, kwargs))
         if self._piece is None:
             self._aside = module.training and not any(leaf.requires_grad for leaf in leaves)
             return None
@@ -215,16 +215,16 @@ class Run:
         if not self._is_watching(module):
             return None
         if self._aside:
-            for leaf in tree_flatten(output)[0]:
-                if isinstance(leaf, Tensor) and leaf.requires_grad:
+            for leaf in tensors(output):
+                if leaf.requires_grad:
                     leaf.register_hook(_refuse_aside)
         if self._piece is None or self._given is None:
             return None
-        leaves, size = tree_flatten(output)[0], self._piece.size
+        leaves, size = tensors(output), self._piece.size
         if size == 0:
             return tree_map(lambda leaf: leaf[:0] if _has_rows(leaf, 1) else leaf, output)
         if not any(_has_rows(leaf, size) for leaf in leaves):
-            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
+            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
             raise InvalidArgument(
                 f"the model's output has shape {shapes}: want the lot's {size} examples as its first dimension"
             )

@@ -12,10 +12,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
-from terrine.sgd.clipping.examples import Lot, chunks, trained
+from terrine.sgd.clipping.examples import Lot, chunks, tensors, trained
 
 FIRST = 4  # examples that are tried
 LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
@@ -44,7 +43,7 @@ def stops(
     """
     if chunk is None:
         known = _seen.setdefault(model, {})
-        key = tuple(tuple(leaf.shape[1:]) for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor))
+        key = tuple([tuple(leaf.shape[1:]) for leaf in tensors(x)])
         if key not in known and size > FIRST:
             known[key] = tried()
         chunk = _best(model, size, known[key], memory) if size > FIRST else size

@@ -51,10 +51,25 @@ def count(lot: Lot) -> int:
     """How many examples a lot holds; -1 where its tensors disagree."""
     if isinstance(lot, Tensor) and lot.dim():
         return int(lot.shape[0])
-    sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in pytree.tree_leaves(lot) if isinstance(leaf, Tensor)}
+    sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in tensors(lot)}
     if not sizes:
         raise InvalidArgument(f"a lot of type {type(lot).__name__}: want tensors whose first dimension counts examples")
     return int(sizes.pop()) if len(sizes) == 1 else -1
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Every tensor in a lot, in arguments or in an output, however they are nested."""
+    if isinstance(value, Tensor):
+        return [value]
+    if type(value) not in (tuple, list, dict):
+        return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    found = []
+    for one in value.values() if type(value) is dict else value:  # what pytree does, several times as fast
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif one is not None:
+            found += tensors(one)
+    return found
 
 
 def part(lot: Lot, start: int, stop: int) -> Lot:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.clipping.tape import Rule, Tape, Use
 
 Through = Callable[["Part"], None]
@@ -42,8 +43,7 @@ class Part(Tape):
 
 def can_be_cut(module: nn.Module, given: Any) -> bool:
     """Whether the model is given one tensor alone, and nobody looks on who would take a part for the lot."""
-    alone = sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(given)) == 1
-    return alone and all(_is_unobserved(one) for one in module.modules())
+    return len(tensors(given)) == 1 and all(_is_unobserved(one) for one in module.modules())
 
 
 def cut(given: Any, size: int, start: int, stop: int) -> Any:

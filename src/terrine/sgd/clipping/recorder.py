@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument
 from terrine.sgd import pages
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.chunks import FIRST, recorded
-from terrine.sgd.clipping.examples import is_unwatched, trained
+from terrine.sgd.clipping.examples import is_unwatched, tensors, trained
 from terrine.sgd.clipping.parts import Part, can_be_cut, can_be_joined, cut, joined
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.registry import own_rules
@@ -62,7 +61,7 @@ class Recorder:
         Raises: InvalidArgument where a gradient reached a parameter around the recorder.
         """
         parts, leaked = self._heard(), sorted(self._leaked)
-        sums = self._sums or Sums(trained(self.model))
+        sums = self._sums or Sums(parts[0].parameters if parts else trained(self.model))
         self.discard()
         if leaked:
             raise InvalidArgument(
@@ -109,14 +108,14 @@ class Recorder:
         scale = self.scale()
         lot = next((lot for lot in self._lots if part in lot), [])
         if len(lot) > 1 and scale is not None:
-            self._sums = self._sums or Sums(trained(self.model))
+            self._sums = self._sums or Sums(part.parameters)
             self._add(part, self._sums, scale)
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         self._open.append(None)
         if not torch.is_grad_enabled() or len(self._open) > 1 or module is not self.model or is_unwatched():
             return None
-        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
+        leaves = [leaf for leaf in tensors((args, kwargs)) if leaf.dim()]
         parameters = trained(module)
         if not leaves or not parameters:
             return None
@@ -141,7 +140,7 @@ class Recorder:
 
     def _watching(self, part: Part, given: Any) -> ExitStack:
         """What is computed until it is closed, from this part of the lot, is on the tape."""
-        part.mark(pytree.tree_leaves(given))
+        part.mark(tensors(given))
         watch = ExitStack()
         watch.enter_context(own_rules(self.model, part))
         watch.enter_context(part)
@@ -161,12 +160,14 @@ class Recorder:
     def _sizes(self, module: nn.Module, given: Any, x: Tensor, parameters: dict[str, nn.Parameter]) -> list[int]:
         """The examples of each part."""
         size, key = len(x), x.shape[1:]
-        if size <= FIRST or not can_be_cut(module, given):
+        each = self._each.get(key)
+        if size <= FIRST or (each is None and not can_be_cut(module, given)):
             return [size]
-        if key not in self._each:
-            self._each[key] = self._tried(module, cut(given, size, 0, FIRST), parameters)
-        room = sum(one.numel() * one.element_size() for one in parameters.values())
-        return recorded(self._each[key], size, room)
+        if each is None:
+            each = self._each[key] = self._tried(module, cut(given, size, 0, FIRST), parameters)
+        room = sum([one.numel() * one.element_size() for one in parameters.values()])
+        sizes = recorded(each, size, room)
+        return sizes if len(sizes) == 1 or can_be_cut(module, given) else [size]
 
     def _tried(self, module: nn.Module, given: Any, parameters: dict[str, nn.Parameter]) -> float:
         """What one example's activations take, tried on a few; 0.0 for a model that is not to be cut.

@@ -16,11 +16,11 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.axis import FRONT, Unfollowed
 from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.tape import Tape, Use
 
@@ -87,7 +87,7 @@ def _answering(module: nn.Module, tape: Tape) -> Callable[..., Tensor]:
         return [(pieces[name], Dense(row)) for name, row in rows.items()]
 
     def watched(*args: Any, **kwargs: Any) -> Tensor:
-        places = {tape.where(one) for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)} - {None}
+        places = {tape.where(one) for one in tensors((args, kwargs))} - {None}
         if places != {FRONT}:
             raise Unfollowed(f"{type(module).__name__}: its rule wants the examples as the first dimension")
         with tape.asleep():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from terrine.sgd import kernels
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.policy import Automatic, ClippingRule, Flat
 from terrine.sgd.precision import exact
@@ -20,22 +20,22 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def clipped(squares: Mapping[str, Tensor], rule: ClippingRule, scale: float) -> tuple[Tensor, dict[str, Tensor], bool]:
+    """The norms of gradients times `scale`, what to multiply each example's gradients with, and if all are finite."""
+    parts = list(squares.values())
+    if type(rule) is Flat and kernels.take(*parts):
+        norms, factor, finite = kernels.clip(parts, scale, rule.bound)
+        return norms, dict.fromkeys(squares, factor), finite
+    norms = added(parts).sqrt_().mul_(scale)
+    if scale != 1.0 and not isinstance(rule, Flat | Automatic):  # which look at the norms alone
+        squares = {name: square * scale**2 for name, square in squares.items()}
+    factors = _times(rule.factors(squares, norms), scale)
+    return norms, factors, math.isfinite(float(norms.sum()))
+
+
 def added(squares: list[Tensor]) -> Tensor:
     """The sum of equally long vectors, in memory of its own."""
-    if len(squares) > 3:
-        return torch.stack(squares).sum(0)
-    first, *others = squares
-    total = first + others[0] if others else first.clone()
-    return total.add_(others[1]) if len(others) > 1 else total
-
-
-def _roots(squares: Tensor) -> Tensor:
-    """Square roots in place, by numpy: torch's load a part of its library that a small step does without."""
-    if squares.device.type != "cpu":
-        return squares.sqrt_()
-    with np.errstate(invalid="ignore"):  # nan is counted out later
-        np.sqrt(squares.numpy(), out=squares.numpy())
-    return squares
+    return torch.stack(squares).sum(0) if len(squares) > 1 else squares[0].clone()
 
 
 def _times(factors: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
@@ -62,18 +62,11 @@ class Sums:
 
         Takes the contributions out as it goes: what was added needs no memory any more.
         """
-        norms = _roots(added(list(squares.values())))
-        if scale != 1.0:
-            norms.mul_(scale)
-            if not isinstance(rule, Flat | Automatic):  # which look at the norms alone
-                squares = {name: square * scale**2 for name, square in squares.items()}
-        factors = rule.factors(squares, norms)
-        if not math.isfinite(float(norms.sum())):
+        norms, factors, finite = clipped(squares, rule, scale)
+        if not finite:
             broken = ~torch.isfinite(norms)
             contributions = {name: part.drop(broken) for name, part in contributions.items()}
             factors = {name: factor.masked_fill(broken, 0.0) for name, factor in factors.items()}
-        if scale != 1.0:
-            factors = _times(factors, scale)
         with exact():
             for name, factor in reversed(factors.items()):  # the last layer's activations are the next one's inputs
                 self._add(name, contributions.pop(name), factor)

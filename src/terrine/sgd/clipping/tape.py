@@ -82,7 +82,7 @@ class Tape(TorchFunctionMode):
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], examples: int, share: float = math.inf) -> None:
-        self.examples, self.share = examples, share
+        self.parameters, self.examples, self.share = parameters, examples, share
         self.roots = {name: Piece(p.detach(), p, name) for name, p in parameters.items()}
         self._pieces: dict[int, Piece] = {id(root.graph): root for root in self.roots.values()}
         self._made: list[Piece] = []
@@ -222,10 +222,16 @@ class Tape(TorchFunctionMode):
         if func in FORWARDS:
             return FORWARDS[func](self, *args, **kwargs)
         rule = RULES.get(func) or RULES.get(name) or _generic(name)
-        found: dict[int | str, Piece] = {
-            place: piece for place, value in enumerate(args) if (piece := pieces.get(id(value))) is not None
-        }
-        args = tuple([self.plain(value) for value in args])
+        found: dict[int | str, Piece] = {}
+        given = []
+        for place, value in enumerate(args):
+            piece = pieces.get(id(value))
+            if piece is None:
+                given.append(self.plain(value) if type(value) in (list, tuple) else value)
+            else:
+                found[place] = piece
+                given.append(piece.value)
+        args = tuple(given)
         if kwargs:
             found.update({key: piece for key, value in kwargs.items() if (piece := pieces.get(id(value))) is not None})
             kwargs = {key: self.plain(value) for key, value in kwargs.items()}

@@ -23,6 +23,7 @@ The compiler behind them is loaded when the first of them is needed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,9 @@ __all__ = [
     "add_weighted",
     "applied",
     "bending",
+    "clip",
     "grouping",
+    "linear_squares",
     "load",
     "prefers_direct",
     "stepping",
@@ -72,6 +75,7 @@ def load() -> None:
         gathered,
         gram,
         groups,
+        lengths,
         normals,
         outer,
         pooling,
@@ -117,6 +121,20 @@ def applied(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     from terrine.sgd.kernels.features import applied
 
     return applied(inputs, weight)
+
+
+def linear_squares(inputs: Tensor, outs: Tensor) -> tuple[Tensor, Tensor]:
+    """(|out_i| |in_i|)^2 and |out_i|^2 of inputs (n, d) and outs (n, e), (n,) both."""
+    from terrine.sgd.kernels.lengths import squares
+
+    return squares(inputs, outs)
+
+
+def clip(squares: Sequence[Tensor], scale: float, bound: float) -> tuple[Tensor, Tensor, bool]:
+    """Norms, `scale` times the roots of the sums of squares (n,), the factors that clip them, and if all are finite."""
+    from terrine.sgd.kernels.lengths import clip
+
+    return clip(squares, scale, bound)
 
 
 def turn(rows: Tensor, factor: Tensor, target: Tensor) -> Tensor:

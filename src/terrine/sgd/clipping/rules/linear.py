@@ -103,16 +103,26 @@ def outer(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece | None, bias
 def _once(inputs: Tensor, gradient: Tensor, weight: Piece | None, bias: Piece | None, known: Tensor | None) -> Found:
     """The same where every example has one position: `inputs` (n, d), `gradient` (n, e)."""
     found: Found = []
-    reach = lengths(gradient)
-    if weight is not None and weight.value.numel() < SMALL and weight.simple:
-        norms = lengths(inputs) if known is None else known
-        found.append((weight, Single(inputs, gradient, norms.mul_(reach).square_())))
-    elif weight is not None:
+    if weight is None:
+        return [] if bias is None else [(bias, vector(bias, gradient))]
+    squares, of_bias = _squares(inputs, gradient, known)
+    if weight.value.numel() < SMALL and weight.simple:
+        found.append((weight, Single(inputs, gradient, squares)))
+    else:
         shape = tuple(weight.value.shape)
-        found.append((weight, Outer(inputs.unsqueeze(1), gradient.unsqueeze(1), shape, known, reach)))
+        found.append((weight, Outer(inputs.unsqueeze(1), gradient.unsqueeze(1), shape, _squares=squares)))
     if bias is not None:
-        found.append((bias, vector(bias, gradient, reach.square())))
+        found.append((bias, vector(bias, gradient, of_bias)))
     return found
+
+
+def _squares(inputs: Tensor, gradient: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The squared norms of weight and bias; the inputs' lengths may be known."""
+    if known is None and kernels.take(inputs, gradient):
+        return kernels.linear_squares(inputs, gradient)
+    reach = lengths(gradient)
+    norms = lengths(inputs) if known is None else known
+    return norms.mul_(reach).square_(), reach.square_()
 
 
 def _is_plain(inputs: Tensor, gradient: Tensor) -> bool:
