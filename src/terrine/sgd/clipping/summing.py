@@ -68,8 +68,8 @@ class Sums:
             contributions = {name: part.drop(broken) for name, part in contributions.items()}
             factors = {name: factor.masked_fill(broken, 0.0) for name, factor in factors.items()}
         with exact():
-            for name, factor in reversed(factors.items()):  # the last layer's activations are the next one's inputs
-                self._add(name, contributions.pop(name), factor)
+            for name in sorted(factors, key=self._size):  # small sums leave room, of what they needed, for large ones
+                self._add(name, contributions.pop(name), factors[name])
         return norms
 
     def add_rows(self, gradients: Mapping[str, Tensor], rule: ClippingRule) -> Tensor:
@@ -94,6 +94,9 @@ class Sums:
                 return
             self._totals[name] = self._empty(name)
         part.add_to(self._totals[name], factor, fresh)
+
+    def _size(self, name: str) -> int:
+        return self._parameters[name].numel()
 
     def _empty(self, name: str) -> Tensor:
         parameter = self._parameters[name]
