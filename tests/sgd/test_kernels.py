@@ -379,3 +379,21 @@ def test_rows_added_up_by_token(fresh):
     )
     torch.testing.assert_close(total.double(), wanted, rtol=1e-4, atol=1e-4)
     assert not kernels.add_gathered(total.double(), rows, index, weights, ends, fresh)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 6), max_size=9), min_size=1, max_size=8), st.integers(7, 40))
+def test_tokens_in_order_and_how_often_bags_have_them(bags, many):
+    tokens = torch.tensor([token for bag in bags for token in bag], dtype=torch.int64)
+    whose = torch.tensor([i for i, bag in enumerate(bags) for _ in bag], dtype=torch.int64)
+    order, ends = kernels.in_order(tokens, many)
+    assert order.tolist() == sorted(range(len(tokens)), key=lambda place: (int(tokens[place]), place))
+    assert ends.tolist() == [int((tokens <= token).sum()) for token in range(many)]
+    found = kernels.squared_counts(tokens, order, whose, len(bags))
+    assert found.tolist() == [sum(bag.count(token) ** 2 for token in set(bag)) for bag in bags]
+
+
+@pytest.mark.parametrize("token", [-1, 5, 1 << 40])
+def test_a_token_that_is_no_row_is_never_followed(token):
+    with pytest.raises(IndexError, match="no row of a table of 5"):
+        kernels.in_order(torch.tensor([0, token, 3]), 5)

@@ -22,7 +22,7 @@ WORTH = 1 << 24
 """Multiplications, times the root of the number of examples, from which on it is."""
 
 
-WIDE, NARROW = 1 << 20, 16
+WIDE, NARROW = 1 << 19, 16
 """Numbers of one matrix, and of an example in the other, for which neither library is as fast as a kernel of ours."""
 
 

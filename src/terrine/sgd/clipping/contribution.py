@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -197,7 +196,7 @@ class Outer:
 class Lookup:
     """g_i has the rows grad_it at tokens (n, T), added up: `tokens` (n, T), `gradients` (n, T, d).
 
-    One sort by (token, example) serves both the norm and the sum: places of equal rows lie side by side.
+    One order by (token, example) serves both the norm and the sum: places of equal rows lie side by side.
     """
 
     tokens: Tensor
@@ -206,21 +205,16 @@ class Lookup:
 
     @cached_property
     def _sorted(self) -> tuple[Tensor, Tensor]:
-        """Tokens in order, and where in (n T) each of them was; equal tokens in the order of their places."""
-        size = self.tokens.numel()
-        room = size.bit_length()
-        kind = torch.int32 if self.shape[0].bit_length() + room < 32 else torch.int64  # short keys sort faster
-        places = torch.arange(size, dtype=kind, device=self.tokens.device)
-        key = in_order((self.tokens.reshape(-1).to(kind) << room).bitwise_or_(places))
-        return key >> room, key & ((1 << room) - 1)
+        """Where in (n T) the tokens lie, in their order, and where each token ends there."""
+        return by_token(self.tokens.reshape(-1), self.shape[0])
 
     def squares(self) -> Tensor:
         """Rows of equal (example, token) are added first: sum over unique pairs of |sum of their rows|^2."""
         n, positions, _ = self.gradients.shape
         if positions == 1:
             return squared_rows(self.gradients.flatten(1))
-        token, place = self._sorted
-        example = place // positions
+        place, _ = self._sorted
+        token, example = self.tokens.reshape(-1)[place], place // positions
         again = (token[1:] == token[:-1]).logical_and_(example[1:] == example[:-1])
         if not again.any():
             return squared_rows(self.gradients.flatten(1))
@@ -228,14 +222,14 @@ class Lookup:
         members = torch.cat([none, again]).logical_or_(torch.cat([again, none])).nonzero().flatten()
         starts = (~torch.cat([none, again])[members]).nonzero().flatten()
         place = place[members]
-        sums = functional.embedding_bag(place, rows, starts.to(place.dtype), mode="sum")
-        alone = squared_rows(rows).index_fill_(0, place.long(), 0.0).view(n, positions).sum(1)
-        return alone.index_add_(0, example[members][starts].long(), squared_rows(sums))
+        sums = functional.embedding_bag(place, rows, starts, mode="sum")
+        alone = squared_rows(rows).index_fill_(0, place, 0.0).view(n, positions).sum(1)
+        return alone.index_add_(0, example[members][starts], squared_rows(sums))
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        token, place = self._sorted
+        place, ends = self._sorted
         rows = self._rows
-        add_by_token(total, rows, token, place, factor.to(rows.dtype)[place // self.gradients.shape[1]], fresh)
+        add_by_token(total, rows, place, factor.to(rows.dtype)[place // self.gradients.shape[1]], ends, fresh)
 
     @property
     def _rows(self) -> Tensor:
@@ -253,26 +247,27 @@ class Lookup:
         return Lookup(self.tokens, without(self.gradients, examples), self.shape)
 
 
-def add_by_token(total: Tensor, rows: Tensor, token: Tensor, place: Tensor, weight: Tensor, fresh: bool) -> None:
-    """total_t += sum of weight_j rows_(place_j) over all j of token t, or = where total is fresh; tokens in order."""
-    if fresh or 4 * len(token) >= len(total):
-        ends = torch.bincount(token, minlength=len(total)).cumsum(0)
+def by_token(tokens: Tensor, many: int) -> tuple[Tensor, Tensor]:
+    """The places of tokens below `many` in the order of the tokens, equal ones as they come; where each token ends."""
+    if tokens.device.type == "cpu":
+        return kernels.in_order(tokens.long().contiguous(), many)
+    return torch.sort(tokens, stable=True).indices, torch.bincount(tokens, minlength=many).cumsum(0)
+
+
+def add_by_token(total: Tensor, rows: Tensor, place: Tensor, weight: Tensor, ends: Tensor, fresh: bool) -> None:
+    """total_t += sum of weight_j rows_(place_j) over all j of token t, which end before ends_t; = where it is fresh."""
+    if fresh or 4 * len(place) >= len(total):
         if not kernels.add_gathered(total, rows, place, weight, ends, fresh):
             sums = _bags(rows, place, weight, ends)
             _ = total.copy_(sums) if fresh else total.add_(sums)
         return
-    found, counts = torch.unique_consecutive(token, return_counts=True)
-    total.index_add_(0, found, _bags(rows, place, weight, counts.cumsum(0)).to(total.dtype))
+    found = torch.diff(ends, prepend=ends.new_zeros(1)).nonzero().flatten()
+    total.index_add_(0, found, _bags(rows, place, weight, ends[found]).to(total.dtype))
 
 
 def _bags(rows: Tensor, place: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     starts = torch.cat([ends.new_zeros(1), ends[:-1]]).to(place.dtype)
     return functional.embedding_bag(place, rows, starts, mode="sum", per_sample_weights=weight)
-
-
-def in_order(key: Tensor) -> Tensor:
-    """Whole numbers, sorted; numpy is much faster at that than torch."""
-    return torch.from_numpy(np.sort(key.numpy())) if key.device.type == "cpu" else torch.sort(key).values
 
 
 def kept(part: Contribution) -> int:

@@ -52,9 +52,11 @@ __all__ = [
     "bending",
     "clip",
     "grouping",
+    "in_order",
     "linear_squares",
     "load",
     "prefers_direct",
+    "squared_counts",
     "stepping",
     "steps",
     "take",
@@ -80,6 +82,7 @@ def load() -> None:
         outer,
         pooling,
         team,
+        tokens,
         turning,
         weighted,
     )
@@ -114,6 +117,20 @@ def add_gathered(total: Tensor, rows: Tensor, index: Tensor, weights: Tensor, en
 
     add_gathered(total, rows, index.long().contiguous(), weights.contiguous(), ends.long().contiguous(), fresh)
     return True
+
+
+def in_order(tokens: Tensor, many: int) -> tuple[Tensor, Tensor]:
+    """The places of tokens below `many`, int64, in the order of the tokens, and where each token's places end."""
+    from terrine.sgd.kernels.tokens import in_order
+
+    return in_order(tokens, many)
+
+
+def squared_counts(tokens: Tensor, order: Tensor, bags: Tensor, examples: int) -> Tensor:
+    """For each bag, the squares of how often it has each of its tokens, added up."""
+    from terrine.sgd.kernels.tokens import squared_counts
+
+    return squared_counts(tokens, order, bags, examples)
 
 
 def applied(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

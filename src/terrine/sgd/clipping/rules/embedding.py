@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from terrine.sgd import kernels
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import Contribution, Lookup, add_by_token, in_order, lengths, wide
+from terrine.sgd.clipping.contribution import Contribution, Lookup, add_by_token, by_token, lengths, wide
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.tape import Use, rule_for
 
@@ -66,7 +67,7 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
 class Bags:
     """g_i has the row share_j grad_i at every token j of bag i (no share: 1); a bag's norm is closed form.
 
-    |g_i|^2 = |grad_i|^2 sum over the bag's unique tokens of (the sum of their shares)^2. One sort by (token, bag)
+    |g_i|^2 = |grad_i|^2 sum over the bag's unique tokens of (the sum of their shares)^2. One order by (token, bag)
     serves both the norm and the sum.
     """
 
@@ -74,56 +75,36 @@ class Bags:
         self, tokens: Tensor, bags: Tensor, share: Tensor | None, gradients: Tensor, shape: tuple[int, ...]
     ) -> None:
         self.tokens, self.bags, self.share, self.gradients, self.shape = tokens, bags, share, gradients, shape
-        self._bits = len(gradients).bit_length()  # a key is the token above so many bits of the bag
 
     @cached_property
-    def _sorted(self) -> tuple[Tensor, Tensor | None]:
-        """Keys in order, and the shares in the order of the keys."""
-        if self.share is None and self.shape[0].bit_length() + self._bits < 32:  # short keys sort faster
-            return in_order((self.tokens.int() << self._bits).bitwise_or_(self.bags.int())), None
-        key = (self.tokens << self._bits) | self.bags
-        if self.share is None:
-            return in_order(key), None
-        size = len(key)
-        room = size.bit_length()
-        if self.shape[0].bit_length() + self._bits + room < 63:  # with the position inside: much faster
-            packed = in_order((key << room) | torch.arange(size, device=key.device))
-            return packed >> room, self.share[packed & ((1 << room) - 1)]
-        key, order = torch.sort(key)
-        return key, self.share[order]
+    def _sorted(self) -> tuple[Tensor, Tensor]:
+        """The places of the tokens in their order, and where each token ends there."""
+        return by_token(self.tokens, self.shape[0])
 
     def squares(self) -> Tensor:
-        key, share = self._sorted
-        if not len(key):
-            return self.gradients.new_zeros(len(self.gradients))
-        again = key[1:] == key[:-1]
-        shape = self._counted(key, again) if share is None else self._shared(key, again, share)
+        order, _ = self._sorted
+        examples = len(self.gradients)
+        if self.share is None and self.tokens.device.type == "cpu":
+            shape = kernels.squared_counts(self.tokens, order, self.bags, examples)
+        else:
+            shape = self._shared(order, examples)
         return lengths(self.gradients).mul_(shape.double().sqrt_()).square_()
 
-    def _counted(self, key: Tensor, again: Tensor) -> Tensor:
-        """The squares of how often each bag has each of its tokens: c^2 = c + 2 (0 + 1 + ... + c - 1)."""
-        sizes = torch.bincount(self.bags, minlength=len(self.gradients))
-        place = again.nonzero().flatten()  # few: of every token that a bag has again, where it was before
-        if not len(place):
-            return sizes
-        begins = torch.ones_like(place, dtype=torch.bool)
-        torch.ne(place[1:], place[:-1] + 1, out=begins[1:])
-        times = place - torch.where(begins, place, 0).cummax(0).values + 1
-        return sizes.index_add_(0, (key[place] & ((1 << self._bits) - 1)).long(), 2 * times)
-
-    def _shared(self, key: Tensor, again: Tensor, share: Tensor) -> Tensor:
+    def _shared(self, order: Tensor, examples: int) -> Tensor:
         """The squared sums of the shares of one token in one bag, added up by bag."""
-        first = torch.cat([again.new_ones(1), ~again])
+        tokens, bags = self.tokens[order], self.bags[order]
+        share = torch.ones_like(bags, dtype=torch.float64) if self.share is None else self.share[order]
+        first = torch.ones_like(bags, dtype=torch.bool)
+        first[1:] = (tokens[1:] != tokens[:-1]) | (bags[1:] != bags[:-1])
         pairs = torch.bincount(first.cumsum(0) - 1, share).to(torch.float64)
-        bags = key[first] & ((1 << self._bits) - 1)
-        return torch.bincount(bags, pairs.square_(), minlength=len(self.gradients))
+        return torch.bincount(bags[first], pairs.square_(), minlength=examples)
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        key, share = self._sorted
-        bags = key & ((1 << self._bits) - 1)
+        order, ends = self._sorted
+        bags = self.bags[order]
         weight = factor.to(self.gradients.dtype)[bags]
-        weight = weight if share is None else weight * share
-        add_by_token(total, self.gradients, key >> self._bits, bags, weight, fresh)
+        weight = weight if self.share is None else weight * self.share[order]
+        add_by_token(total, self.gradients, bags, weight, ends, fresh)
 
     def dense(self) -> Tensor:
         n = len(self.gradients)
@@ -144,6 +125,7 @@ def _runs(use: Use) -> tuple[Tensor, Tensor]:
     tokens: Tensor = use.argument(0, "input")
     offsets: Tensor | None = use.argument(2, "offsets")
     each = torch.arange(use.examples, device=tokens.device)
+    tokens = tokens.long()
     if tokens.dim() == 2:
         return tokens.flatten(), each.repeat_interleave(tokens.shape[1])
     if offsets is None:
