@@ -21,6 +21,7 @@ LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
 MODEST, FEW = 64 << 20, 0.3  # bytes of a part whose kept gradients take at most so much of its activations
 SHARE = 0.85  # of what the plain step would keep
 RECORDED, PASSES = 40 << 20, 8  # bytes of a recorded part that are worth it, alone and for each byte of parameters
+HALF = 68 << 20  # the same where it is half of the lot
 WAITING = 0.25  # of what the whole lot takes: a recorded part that is not too large
 MANY = 64  # examples of a part that are worth it although the lot is modest
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
@@ -83,7 +84,8 @@ def recorded(activations: float, size: int, parameters: int) -> list[int]:
     Equally large: what one part leaves in memory is what the next one takes. None so small that its passes over the
     weights and the sums are dear.
     """
-    most = max(RECORDED + PASSES * parameters, WAITING * activations * size)
-    total, part = activations * size, int(most / max(activations, 1.0))
+    total = activations * size
+    most = max(RECORDED + PASSES * parameters, min(HALF, 0.5 * total), WAITING * total)
+    part = int(most / max(activations, 1.0))
     whole = SLACK * most >= total or (total <= MODEST and part < MANY)
     return evenly(size, size if whole else max(1, part))
