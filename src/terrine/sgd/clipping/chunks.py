@@ -21,7 +21,7 @@ LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
 MODEST, FEW = 64 << 20, 0.3  # bytes of a part whose kept gradients take at most so much of its activations
 SHARE = 0.85  # of what the plain step would keep
 RECORDED, PASSES = 40 << 20, 8  # bytes of a recorded part that are worth it, alone and for each byte of parameters
-HALF = 68 << 20  # the same where it is half of the lot
+HALF = 68 << 20  # the same for half of a lot, where a part would be of few examples
 WAITING = 0.25  # of what the whole lot takes: a recorded part that is not too large
 MANY = 64  # examples of a part that are worth it although the lot is modest
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
@@ -85,7 +85,9 @@ def recorded(activations: float, size: int, parameters: int) -> list[int]:
     weights and the sums are dear.
     """
     total = activations * size
-    most = max(RECORDED + PASSES * parameters, min(HALF, 0.5 * total), WAITING * total)
+    most = max(RECORDED + PASSES * parameters, WAITING * total)
+    if most < MANY * activations:
+        most = max(most, min(HALF, 0.5 * total))
     part = int(most / max(activations, 1.0))
     whole = SLACK * most >= total or (total <= MODEST and part < MANY)
     return evenly(size, size if whole else max(1, part))
