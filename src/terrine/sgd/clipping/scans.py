@@ -175,7 +175,8 @@ def _gru_back(
         state.add_(out)
         four.mul_(state.unsqueeze(1))
         state.mul_(keep).addmm_(u, weight)
-    return torch.cat([of_r, of_z, of_new], dim=-1), of_hidden, (state,)
+    inputs = torch.cat([of_r, of_z, of_new], dim=-1, out=gates.detach())  # nobody needs the gates any more
+    return inputs, of_hidden, (state,)
 
 
 _KINDS: dict[str, Any] = {
