@@ -15,7 +15,7 @@ from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.optimizers import CorrectedAdam
 from terrine.sgd.training import affordable_steps
 from terrine.sgd.validation import Budgeted, Public, right
-from terrine.sgd.views import Views, augmented, averaged
+from terrine.sgd.views import Views, augmented, averaged, clipped_views
 
 from .conftest import oracle
 
@@ -247,6 +247,19 @@ def test_views_of_an_example_are_averaged_before_clipping(small, linear):
     expected = oracle(Views(linear), averaged(criterion), views, y, 0.7)
     assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
     assert len(augmented(torch.clone, x[:0], 3)) == 0
+
+
+@pytest.mark.parametrize("clip", [sgd.PerLayer({"0": 0.3, "2": 0.2}), sgd.Automatic(0.4), sgd.Flat(0.4)])
+def test_views_are_clipped_by_the_names_of_the_model_inside(digits, clip):
+    learner = trainer(digits_plan(clip=clip, noise=0.0, steps=1, epochs=None), augment=lambda x: x + 0.5, views=2)
+    x, y = (some[:20] for some in digits[0])
+    views = augmented(learner.augment, x, 2)
+    found = clipped_views(Views(learner.model), averaged(learner.criterion), views, y, clip=clip)
+    alone = sgd.clipped_sum(learner.model, learner.criterion, x + 0.5, y, clip=clip)  # both views are the same
+    assert found.sums.keys() == alone.sums.keys()
+    for name, value in alone.sums.items():
+        torch.testing.assert_close(found.sums[name], value, rtol=1e-4, atol=1e-5)
+    assert learner.fit(digits[0]).steps == 1
 
 
 def test_a_trainer_with_views_learns_and_moves_by_at_most_the_bound(digits):

@@ -37,7 +37,7 @@ from terrine.sgd.lots import Collate, Source
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import Account, Lots, start, unwrapped
 from terrine.sgd.validation import Best, Budgeted, Public, are_classes, right
-from terrine.sgd.views import Views, augmented, averaged
+from terrine.sgd.views import Views, augmented, averaged, clipped_views
 
 
 @dataclass(frozen=True)
@@ -177,11 +177,8 @@ class Trainer:
         if self.augment is not None:
             x = augmented(self.augment, x, self.views)
         rule, room = lots.run.step.rule, self._memory
-        clipped = clipped_sum(model, criterion, x, y, clip=rule, memory=room) if len(y) else None
-        if clipped is not None and self.augment is not None:
-            sums = {name.removeprefix("model."): value for name, value in clipped.sums.items()}
-            clipped = clipped._replace(sums=sums)
-        lots.run.step.add(clipped)
+        clipped = clipped_sum if self.augment is None else clipped_views
+        lots.run.step.add(clipped(model, criterion, x, y, clip=rule, memory=room) if len(y) else None)
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()

@@ -6,13 +6,15 @@ losses, so one example still moves the sum by at most the clipping bound, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from terrine import check
+from terrine.sgd.clipping import Clipped, ClippingRule, Flat, clipped_sum
 
 Criterion = Callable[[Any, Any], Tensor]
 
@@ -28,6 +30,33 @@ class Views(nn.Module):
         examples, views = x.shape[:2]
         output: Tensor = self.model(x.flatten(0, 1))
         return output.reshape(examples, views, *output.shape[1:])
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """A clipping rule that is told the names which parameters have in the model inside `Views`."""
+
+    rule: ClippingRule
+
+    @property
+    def bound(self) -> float:
+        return self.rule.bound
+
+    def factors(self, squares: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
+        found = self.rule.factors({_inner(name): square for name, square in squares.items()}, norms)
+        return {name: found[_inner(name)] for name in squares}
+
+
+def _inner(name: str) -> str:
+    return name.removeprefix("model.")
+
+
+def clipped_views(
+    views: nn.Module, criterion: Criterion, x: Any, y: Any, *, clip: ClippingRule, memory: float | None = None
+) -> Clipped:
+    """The clipped sum of the model inside `Views`, by its own names for its parameters; `criterion` is `averaged`."""
+    found = clipped_sum(views, criterion, x, y, clip=clip if isinstance(clip, Flat) else _Inside(clip), memory=memory)
+    return found._replace(sums={_inner(name): value for name, value in found.sums.items()})
 
 
 def averaged(criterion: Criterion) -> Criterion:
