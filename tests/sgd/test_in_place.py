@@ -27,6 +27,17 @@ class Turned(nn.Module):
         return found.transpose(1, 2).unflatten(2, x.shape[2:])
 
 
+class Outputs(nn.Module):
+    """A recurrent layer without its last state."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
 LAYERS = {
     "convolution": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
     "depthwise": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS),
@@ -39,6 +50,8 @@ LAYERS = {
     "attention": lambda: Turned(nn.TransformerEncoderLayer(CHANNELS, 2, 32, 0.0, batch_first=True)),
     "largest": lambda: nn.MaxPool2d(3, 1, 1),
     "scale": lambda: nn.PReLU(CHANNELS),
+    "recurrent": lambda: Turned(Outputs(nn.GRU(CHANNELS, CHANNELS, batch_first=True))),
+    "recurrent, plain": lambda: Turned(Outputs(nn.RNN(CHANNELS, CHANNELS, batch_first=True))),
 }
 
 

@@ -60,12 +60,16 @@ def test_a_scan_is_the_library(kind, bias):
         torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-11)
 
 
-def test_an_output_changed_in_place_is_noticed():
-    layer, inputs, first = layer_on_its_gates("lstm", False)
-    outputs, _, _ = scan("lstm", inputs * 1.0, tuple(first), layer.weight_hh_l0.detach(), None, [])
-    outputs.mul_(2.0)
-    with pytest.raises(RuntimeError, match="inplace"):
-        outputs.sum().backward()
+@pytest.mark.parametrize("kind", LAYERS)
+def test_outputs_may_be_changed_in_place(kind):
+    layer, inputs, first = layer_on_its_gates(kind, False)
+    found = []
+    for change in (lambda outputs: outputs * -2.0, lambda outputs: outputs.mul_(-2.0)):
+        outputs, last, before = scan(kind, inputs * 1.0, tuple(first), layer.weight_hh_l0.detach(), None, hidden := [])
+        made = torch.autograd.grad(loss_of(change(outputs), last), [inputs, *first])
+        found.append([*made, before, *hidden])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=0.0, atol=0.0)
 
 
 class Recurrent(nn.Module):

@@ -34,24 +34,25 @@ def scan(
     `inputs` (time, n, gates) is x of all steps, contiguous, and overwritten; `first` the state before the first, one or
     two of (n, width). The backward pass puts the gradient of U h' + b into `hidden`.
     """
-    outputs, *last = _Scan.apply(_KINDS[kind], weight, bias, hidden, inputs, *first)  # type: ignore[no-untyped-call]
-    return outputs, tuple(last), torch.cat([first[0].detach().unsqueeze(0), outputs.detach()[:-1]])
+    made = _Scan.apply(_KINDS[kind], weight, bias, hidden, inputs, *first)  # type: ignore[no-untyped-call]
+    outputs, before, *last = made
+    return outputs, tuple(last), before
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kind: Any, weight: Tensor, bias: Any, hidden: Any, inputs: Tensor, *first: Tensor) -> Any:
         outputs, last, ctx.back = kind(inputs, first, weight, bias)
-        ctx.save_for_backward(outputs)
+        ctx.before = torch.cat([first[0].unsqueeze(0), outputs[:-1]])  # outputs may be changed in place
+        ctx.mark_non_differentiable(ctx.before)
         ctx.hidden = hidden
-        return (outputs, *last)
+        return (outputs, ctx.before, *last)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (outputs,) = ctx.saved_tensors  # changed in place since, it raises
-        inputs, hidden, first = ctx.back(outputs, gradients[0], gradients[1:])
+        inputs, hidden, first = ctx.back(ctx.before, gradients[0], gradients[2:])
         ctx.hidden.append(hidden)
-        ctx.back = None
+        ctx.back = ctx.before = None
         return (None, None, None, None, inputs, *first)
 
 
@@ -61,15 +62,16 @@ def _plain(squash: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
         (state,) = first
         for step in outputs.unbind(0):
             state = squash(step.addmm_(state, across))
+        end = state.clone()
 
-        def back(outputs: Tensor, gradient: Tensor, last: State) -> Any:
-            through = slope(outputs)
+        def back(before: Tensor, gradient: Tensor, last: State) -> Any:
+            through = slope(torch.cat([before[1:], end.unsqueeze(0)]))
             state = last[0].clone()
             for step, out in zip(reversed(through.unbind(0)), reversed(gradient.unbind(0)), strict=True):
                 state = torch.mm(step.mul_(state.add_(out)), weight)
             return through, through, (state,)
 
-        return outputs, (state.clone(),), back
+        return outputs, (end.clone(),), back
 
     return run
 
@@ -136,38 +138,37 @@ def _lstm_back(
 
 
 def _gru(inputs: Tensor, first: State, weight: Tensor, bias: Tensor | None) -> Any:
-    time, n, width = *inputs.shape[:2], weight.shape[1]
-    hidden, across = inputs.new_empty(inputs.shape), weight.t()
-    bias = weight.new_zeros(3 * width) if bias is None else bias
-    outputs = inputs.new_empty(time, n, width)
-    two, two_u = inputs.narrow(-1, 0, 2 * width), hidden.narrow(-1, 0, 2 * width)
+    width = weight.shape[1]
+    outputs, hidden = (inputs.new_empty(*inputs.shape[:2], width) for _ in range(2))  # of u, only u_n is needed again
+    across, across_new = weight.t().split([2 * width, width], dim=1)
+    shift, shift_new = (weight.new_zeros(3 * width) if bias is None else bias).split([2 * width, width])
+    two = inputs.narrow(-1, 0, 2 * width).add_(shift)
     r, z, new = inputs.chunk(3, dim=-1)  # overwritten with the gates
-    parts = (hidden, outputs, two, two_u, r, z, new, hidden.narrow(-1, 2 * width, width))
     (state,) = first
-    for u, out, both, both_u, reset, update, fresh, new_u in zip(*(part.unbind(0) for part in parts), strict=True):
-        torch.addmm(bias, state, across, out=u)
-        both.add_(both_u).sigmoid_()
+    parts = (hidden, outputs, two, r, z, new)
+    for new_u, out, both, reset, update, fresh in zip(*(part.unbind(0) for part in parts), strict=True):
+        torch.addmm(shift_new, state, across_new, out=new_u)
+        both.addmm_(state, across).sigmoid_()
         fresh.addcmul_(reset, new_u).tanh_()
         state = torch.lerp(fresh, state, update, out=out)
 
-    def back(outputs: Tensor, gradient: Tensor, last: State) -> Any:
-        return _gru_back(inputs, hidden, outputs, first[0], weight, gradient, last)
+    def back(before: Tensor, gradient: Tensor, last: State) -> Any:
+        return _gru_back(inputs, hidden, before, weight, gradient, last)
 
     return outputs, (state.clone(),), back
 
 
 def _gru_back(
-    gates: Tensor, hidden: Tensor, outputs: Tensor, first: Tensor, weight: Tensor, gradient: Tensor, last: State
+    gates: Tensor, hidden: Tensor, before: Tensor, weight: Tensor, gradient: Tensor, last: State
 ) -> tuple[Tensor, Tensor, State]:
-    time, n, width = outputs.shape
+    time, n, width = before.shape
     r, z, new = gates.chunk(3, dim=-1)
     made = gates.new_empty(time, n, 4 * width)  # of x_n, r, z, u_n: what the gradient of h is multiplied with
     of_new, of_r, of_z, of_u = made.chunk(4, dim=-1)
-    _tanh(1 - z, new, grad_input=of_new)
+    _tanh(torch.sub(z.new_ones(()), z, out=of_new), new, grad_input=of_new)
     torch.mul(of_new, r, out=of_u)
-    _sigmoid(hidden.narrow(-1, 2 * width, width), r, grad_input=of_r).mul_(of_new)
-    before = torch.cat([first.unsqueeze(0), outputs[:-1]]).sub_(new)
-    _sigmoid(before, z, grad_input=of_z)
+    _sigmoid(hidden, r, grad_input=of_r).mul_(of_new)
+    _sigmoid(torch.sub(before, new, out=of_z), z, grad_input=of_z)
     of_hidden = made.narrow(-1, width, 3 * width)
     state = last[0].clone()
     steps = zip(*(v.unbind(0) for v in (made.unflatten(-1, (4, width)), of_hidden, z, gradient)), strict=True)
