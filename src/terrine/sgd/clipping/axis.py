@@ -79,6 +79,11 @@ def follow(
     return _unmistakable(source, where, out)
 
 
+def must_agree(name: str) -> bool:
+    """Whether all that an operation is given has its examples in the same place of the result, or they would meet."""
+    return name in _MEETING
+
+
 class _Given:
     """The arguments of a call, by place or by name."""
 
@@ -201,6 +206,8 @@ def _multiplied(_name: str, source: Tensor, where: Where, given: _Given, out: Te
     operands = [one for one in (*given.args, *given.kwargs.values()) if isinstance(one, Tensor)][-2:]
     if len(operands) < 2 or any(one.dim() < 2 for one in operands):
         return _unmistakable(source, where, out)
+    if source is not operands[0] and source is not operands[1]:
+        return _kept(source, where, out)  # what is added to the product
     summed = -1 if operands[0] is source else -2
     return None if where.axis - source.dim() == summed else _kept(source, where, out)
 
@@ -336,3 +343,7 @@ _KEEPS = frozenset(
     logit sinc expit softmax_backward deg2rad rad2deg absolute multiply divide subtract negative
     """.split()  # noqa: SIM905  a hundred quotation marks would hide them
 )
+
+_MEETING = (_KEEPS - {"to", "type", "type_as"}) | {
+    name for name, follower in _KNOWN.items() if follower in (_multiplied, _summed)
+}

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointError
 from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.sgd import pages
+from terrine.sgd.clipping import constants
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import FIRST, stops
@@ -136,7 +137,7 @@ class _Work:
     def _watched(self, x: Lot, y: Lot) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         """What every parameter's uses contribute, and its squared norms."""
         size = count(y)
-        tape = Tape(self.parameters, size)
+        tape = Tape(self.parameters, size, constants=constants.of(self.model))
         self._run(tape, x, y)
         found = tape.finish()
         self.bytes, self.rows = tape.bytes / size, tape.rows / size

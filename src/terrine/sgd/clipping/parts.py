@@ -8,13 +8,14 @@ gradients are clipped, added up and forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from terrine.sgd.clipping.constants import Constant
 from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.clipping.tape import Rule, Tape, Use
 
@@ -24,8 +25,15 @@ Through = Callable[["Part"], None]
 class Part(Tape):
     """A tape that says when it has heard everything it listens to."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter], examples: int, share: float, through: Through) -> None:
-        super().__init__(parameters, examples, share)
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        examples: int,
+        share: float,
+        constants: Sequence[Constant],
+        through: Through,
+    ) -> None:
+        super().__init__(parameters, examples, share, constants)
         self.norms: Tensor | None = None  # once its gradients, times `scale`, are clipped and added up
         self.scale = 1.0
         self._through, self._waiting = through, 0

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from terrine.errors import InvalidArgument
 from terrine.sgd import pages
+from terrine.sgd.clipping import constants
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.chunks import FIRST, recorded
 from terrine.sgd.clipping.examples import is_unwatched, tensors, trained
@@ -154,7 +155,8 @@ class Recorder:
 
     def _begin(self, sizes: list[int], parameters: dict[str, nn.Parameter]) -> list[Part]:
         self._lots = [lot for lot in self._lots if any(part.heard for part in lot)]
-        self._lots.append([Part(parameters, size, _SHARE, self._through) for size in sizes])
+        made = constants.of(self.model)
+        self._lots.append([Part(parameters, size, _SHARE, made, self._through) for size in sizes])
         return self._lots[-1]
 
     def _sizes(self, module: nn.Module, given: Any, x: Tensor, parameters: dict[str, nn.Parameter]) -> list[int]:
@@ -174,7 +176,7 @@ class Recorder:
 
         The trial is not part of the lot: a run that is resumed cuts its lots as it would have without a break.
         """
-        part = Part(parameters, FIRST, _SHARE, lambda _: None)
+        part = Part(parameters, FIRST, _SHARE, constants.of(module), lambda _: None)
         try:
             with torch.random.fork_rng(devices=[]), self._watching(part, given):
                 output = module.forward(*given[0], **given[1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow
+from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow, must_agree
+from terrine.sgd.clipping.constants import MAKES, Constant
 from terrine.sgd.clipping.contribution import Contribution, kept
 from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
 from terrine.sgd.clipping.room import limit
@@ -81,8 +82,15 @@ class Tape(TorchFunctionMode):
     Per-example gradients are kept in memory up to `share` of the activations; beyond, norms take the way without.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], examples: int, share: float = math.inf) -> None:
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        examples: int,
+        share: float = math.inf,
+        constants: Sequence[Constant] = (),
+    ) -> None:
         self.parameters, self.examples, self.share = parameters, examples, share
+        self._constants = list(reversed(constants))  # that are still to come
         self.roots = {name: Piece(p.detach(), p, name) for name, p in parameters.items()}
         self._pieces: dict[int, Piece] = {id(root.graph): root for root in self.roots.values()}
         self._made: list[Piece] = []
@@ -153,12 +161,26 @@ class Tape(TorchFunctionMode):
         result = None if faster is None else faster(*args, **kwargs)
         if result is None:
             result = func(*args, **kwargs)
+        if name in MAKES and self._is_examples(name, result):
+            return result
         if sources:
             for out in (result,) if isinstance(result, Tensor) else _tensors(result) if _is_list(result) else ():
                 where = self._followed(name, sources, args, kwargs, out)
-                if where != "lost" or name not in _CONSTANT:
+                if where != "lost" or name not in MAKES:
                     self.tag(out, where)
         return result
+
+    def _is_examples(self, name: str, made: Tensor) -> bool:
+        """Tag a constant of which the trial has told that it has a row for every example."""
+        if not self._constants:
+            return False
+        expected = self._constants.pop()
+        if not expected.is_like(name, tuple(made.shape), self.examples):
+            self._constants.clear()  # another way through the model: nothing is known of it
+            return False
+        if expected.axis is not None:
+            self.tag(made, Where(expected.axis))
+        return expected.axis is not None
 
     # -- where the examples lie ------------------------------------------------------------------------
 
@@ -190,12 +212,17 @@ class Tape(TorchFunctionMode):
         if examples == 1:
             return FRONT
         best: Where | None = None
+        strict = len(sources) > 1 and must_agree(name)
         for tensor, where in sources:
             if isinstance(where, str):
                 continue
             found = follow(name, tensor, where, args, kwargs, out, examples)
-            if found is not None and fits(out.shape, found, examples):
-                if tensor.dim() == out.dim():
+            if found is not None and not fits(out.shape, found, examples):
+                found = None
+            if strict and (found is None or (best is not None and found != best)):
+                return "lost"
+            if found is not None:
+                if tensor.dim() == out.dim() and not strict:
                     return found
                 best = best or found
         return best or "lost"
@@ -396,7 +423,6 @@ ANCHOR = torch.zeros((), requires_grad=True)
 _ROOM = 32 << 20  # bytes of per-example gradients that may always be kept
 
 _EXPANDS = frozenset({"expand", "expand_as", "broadcast_to", "repeat"})
-_CONSTANT = frozenset({"new_zeros", "new_ones", "new_full"})  # nothing of any example is in what they make
 _TURNS = frozenset({"T", "mT", "H", "mH"})  # attributes that are functions of the tensor
 
 

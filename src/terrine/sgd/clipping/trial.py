@@ -27,7 +27,9 @@ from torch.utils.checkpoint import CheckpointError
 
 from terrine.errors import InvalidArgument, TerrineError
 from terrine.sgd import generators, pages
+from terrine.sgd.clipping import constants
 from terrine.sgd.clipping.axis import Unfollowed
+from terrine.sgd.clipping.constants import Constant
 from terrine.sgd.clipping.contribution import Contribution
 from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.tape import ANCHOR, Tape
@@ -127,8 +129,10 @@ class _Trial:
     def result(self) -> str | None:
         """What the tape does not understand, if anything; None where nothing can be compared."""
         before = torch.get_rng_state()
+        company, alone = constants.Noted(), constants.Noted()
         try:
-            self._together = self._outputs(self._given, self._many)
+            with company:
+                self._together = self._outputs(self._given, self._many)
         except _Incomparable:
             return None  # not for so few; what is wrong with it shows when the lot runs
         if not self._together or not torch.equal(before, torch.get_rng_state()):
@@ -136,9 +140,12 @@ class _Trial:
         numbers = torch.Generator().manual_seed(7)
         self._towards = [torch.randn(out.shape, generator=numbers).to(out) for out in self._together]
         try:
-            for i in (0, self._many - 1):
-                self._alone(i)
-            contributions, squares = self._followed()
+            with alone:
+                self._alone(0)
+            self._alone(self._many - 1)
+            made = constants.told_apart(company.made, alone.made, self._many)
+            constants.keep(self._model, made)
+            contributions, squares = self._followed(made)
         except _Incomparable:
             return None
         except (Unfollowed, CheckpointError) as reason:
@@ -210,9 +217,9 @@ class _Trial:
         towards = self._towards if i is None else [v[i : i + 1] for v in self._towards]
         return list(torch.autograd.grad(outputs, list(self._parameters.values()), towards, allow_unused=True))
 
-    def _followed(self) -> tuple[dict[str, Contribution], Tensor]:
+    def _followed(self, made: tuple[Constant, ...]) -> tuple[dict[str, Contribution], Tensor]:
         """What the tape has of all examples, and their squared norms."""
-        tape = Tape(self._parameters, self._many)
+        tape = Tape(self._parameters, self._many, constants=made)
         tape.mark(pytree.tree_leaves(self._given))
         with own_rules(self._model, tape), tape:
             outputs = self._outputs(self._given, self._many)
