@@ -1,7 +1,7 @@
 """What a private step costs: Terrine against Opacus (hooks and ghost clipping) and the plain, non-private step.
 
     python benchmarks/sgd.py                       all workloads
-    python benchmarks/sgd.py W2 W5 --rounds 15     some of them, more rounds
+    python benchmarks/sgd.py W2 W5 --rounds 50     some of them, more rounds
     python benchmarks/sgd.py epoch                 with the sampler, against the plain loop with a DataLoader
     python benchmarks/sgd.py --json sgd.json       figures as JSON as well
     python benchmarks/models.py                    other models, in the same way
@@ -37,6 +37,7 @@ Step = Callable[[], None]
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1
 TURN = 0.1  # seconds
 WARM = 0.02  # seconds of a turn before those that count
+LEAST = 20.0  # seconds that rounds go on for: the machine's moods last for some
 FIRST = 8  # steps whose memory counts: malloc finds its places in the first few
 PLAIN = ("plain", "plain channels_last")
 
@@ -382,10 +383,12 @@ def measure(work: Workload, candidates: list[str], rounds: int, threads: int, cl
         result[candidate] = {"memory": value, "times": []} if kind == "memory" else {"failed": value}
         if kind == "memory":
             pipes[candidate] = here
-    for _ in range(rounds):
+    begun, done = time.perf_counter(), 0
+    while done < rounds or time.perf_counter() - begun < LEAST:
         for candidate, pipe in pipes.items():
             pipe.send(True)
             result[candidate]["times"].append(_ask(pipe)[1][clock])
+        done += 1
     for pipe in pipes.values():
         pipe.close()
     return result
@@ -436,7 +439,7 @@ def show(name: str, figures: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workloads", nargs="*", help="some of them, by name; all by default")
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=11, help="at least so many")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--cpu-time", action="store_true", help="processor time instead of wall time")
     parser.add_argument("--only", nargs="*", default=list(CANDIDATES), help="some of the candidates")
