@@ -60,8 +60,10 @@ def test_norms_gradients_and_sums_of_every_image(image, outputs, threads):
     finally:
         torch.set_num_threads(before)
     norms = wanted.square().sum((1, 2))
+    alone = (laid.norm(dim=2) * out.double().norm(dim=2)).sum(1)  # what may be lost where terms cancel: cancelling.py
+    lost = 2.0**-24 * (kernels.steps(laid.shape[2], outputs) + laid.shape[1]) * alone.square()
     for found in (squares, also):
-        torch.testing.assert_close(found.double(), norms, rtol=1e-5, atol=1e-9)
+        assert bool(((found.double() - norms).abs() <= 1e-5 * norms + lost + 1e-9).all())
     for found in (sums, too):
         torch.testing.assert_close(found.double(), out.double().sum(1), rtol=1e-5, atol=1e-5)
     made = rows.view(n, -1, outputs).transpose(1, 2) if turned else rows.view(n, outputs, -1)
