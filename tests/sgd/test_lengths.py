@@ -59,6 +59,11 @@ def test_an_example_without_a_gradient_is_left_as_it_is(bound):
     assert factors["weight"].tolist() == [2.0] * 3
 
 
+def test_vectors_of_other_lengths_are_never_read():
+    with pytest.raises(ValueError, match=r"want \(3,\) all of them"):
+        clipped({"a": torch.ones(3), "b": torch.ones(2)}, Flat(1.0), 1.0)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 4])
 def test_one_norm_that_is_not_finite_is_noticed(value, place):

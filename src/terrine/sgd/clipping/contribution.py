@@ -250,7 +250,7 @@ class Lookup:
 def by_token(tokens: Tensor, many: int) -> tuple[Tensor, Tensor]:
     """The places of tokens below `many` in the order of the tokens, equal ones as they come; where each token ends."""
     if tokens.device.type == "cpu":
-        return kernels.in_order(tokens.long().contiguous(), many)
+        return kernels.in_order(tokens.long(), many)
     return torch.sort(tokens, stable=True).indices, torch.bincount(tokens, minlength=many).cumsum(0)
 
 

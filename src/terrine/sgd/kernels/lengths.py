@@ -65,6 +65,8 @@ def _squares(job: Any) -> None:
 def clip(squares: Sequence[Tensor], scale: float, bound: float) -> tuple[Tensor, Tensor, bool]:
     """Norms and factors of contiguous squares (n,), and whether all norms are finite."""
     n = len(squares[0])
+    if any(one.shape != (n,) for one in squares):
+        raise ValueError(f"squares of shapes {[tuple(one.shape) for one in squares]}: want ({n},) all of them")
     table = array("q", [one.data_ptr() for one in squares])
     settings = array("f", [scale, bound, 0.0])
     found = torch.empty(2, n)

@@ -19,6 +19,7 @@ def in_order(tokens: Tensor, many: int) -> tuple[Tensor, Tensor]:
 
     Raises: IndexError for any other token.
     """
+    tokens = tokens.contiguous()
     order, ends, strange = torch.empty_like(tokens), torch.empty(many, dtype=torch.int64), array("q", [0])
     _in_order.work(1, tokens.data_ptr(), len(tokens), order.data_ptr(), many, ends.data_ptr(), strange.buffer_info()[0])
     if strange[0]:
@@ -52,6 +53,7 @@ def _in_order(job: Any) -> None:
 def squared_counts(tokens: Tensor, order: Tensor, bags: Tensor, examples: int) -> Tensor:
     """For each bag, the squares of how often it has each of its tokens, added up; bags in the order of the places."""
     found = torch.zeros(examples, dtype=torch.int64)
+    tokens, bags = tokens.contiguous(), bags.contiguous()
     _squared_counts.work(
         1, tokens.data_ptr(), len(tokens), order.data_ptr(), bags.data_ptr(), found.data_ptr()
     )  # fmt: skip
