@@ -77,6 +77,20 @@ def test_an_ordinary_loop_over_lots_of_all_sizes():
     assert {6, 9} <= set(sizes)
 
 
+def test_two_passes_over_one_lot():
+    torch.manual_seed(0)
+    model = ByHand(MADE["zeros"], 6)
+    plan = sgd.Plan(examples=40, lot=9, steps=6, clip=1.0, noise=1.0, delta=1e-5, seed=3)
+    data = torch.randn(40, 9, 4), torch.randint(3, (40,))
+    model, optimizer, lots = sgd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data, plan,
+                                              criterion=nn.CrossEntropyLoss())  # fmt: skip
+    for x, y in lots:
+        optimizer.zero_grad()
+        (nn.functional.cross_entropy(model(x), y) + nn.functional.cross_entropy(model(x + 0.1), y)).backward()
+        optimizer.step()
+    assert lots.run.step.taken == 6
+
+
 @pytest.mark.parametrize("steps", [5, 6, 7])
 @pytest.mark.parametrize("n", [5, 6, 7])
 def test_what_all_examples_share_is_no_example(n, steps):

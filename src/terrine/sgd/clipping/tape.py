@@ -90,7 +90,8 @@ class Tape(TorchFunctionMode):
         constants: Sequence[Constant] = (),
     ) -> None:
         self.parameters, self.examples, self.share = parameters, examples, share
-        self._constants = list(reversed(constants))  # that are still to come
+        self._expected = constants
+        self._constants: list[Constant] = []  # that are still to come in this pass, the last one first
         self.roots = {name: Piece(p.detach(), p, name) for name, p in parameters.items()}
         self._pieces: dict[int, Piece] = {id(root.graph): root for root in self.roots.values()}
         self._made: list[Piece] = []
@@ -103,7 +104,8 @@ class Tape(TorchFunctionMode):
         self._exact = is_exact()
 
     def mark(self, lot: Any) -> None:
-        """Say that these tensors hold one example per index of their first dimension."""
+        """Say that these tensors, with which a pass begins, hold one example per index of their first dimension."""
+        self._constants = list(reversed(self._expected))
         for tensor in _tensors(lot if isinstance(lot, tuple | list) else (lot,)):
             if tensor.dim() and tensor.shape[0] == self.examples:
                 self.tag(tensor, FRONT)
