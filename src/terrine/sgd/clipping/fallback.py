@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping.examples import Criterion, Lot, call, count, part, trained
+from terrine.sgd.clipping.examples import Criterion, Lot, call, count, part, tensors, trained
 
 
 def per_example_gradients(model: nn.Module, criterion: Criterion, x: Lot, y: Lot) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ def _refuse_entangled(model: nn.Module, x: Lot, size: int) -> None:
             except (RuntimeError, ValueError, IndexError, TypeError):
                 same = False
             if not same:
-                rows = [tuple(leaf.shape) for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
+                rows = [tuple(leaf.shape) for leaf in tensors(x)]
                 raise InvalidArgument(
                     f"x of shapes {rows}: the model has no fast rule, and alone example {index} has not the outputs it "
                     f"has among the {size}; want a first dimension that counts examples in every tensor (bags as rows "

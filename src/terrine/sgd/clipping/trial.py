@@ -31,6 +31,7 @@ from terrine.sgd.clipping import constants
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.constants import Constant
 from terrine.sgd.clipping.contribution import Contribution
+from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.tape import ANCHOR, Tape
 from terrine.sgd.reduction import close
@@ -95,7 +96,7 @@ def _in_double(model: nn.Module, parameters: dict[str, nn.Parameter], given: Any
 
 def _can_be_cut(model: nn.Module, given: Any, size: int) -> bool:
     """Whether rows are examples, and not bags between offsets."""
-    leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor) and leaf.dim()]
+    leaves = [leaf for leaf in tensors(given) if leaf.dim()]
     flat = [leaf for leaf in leaves if leaf.dim() == 1 and not leaf.is_floating_point()]
     bags = any(len(leaf) != size or torch.equal(leaf, torch.arange(size).to(leaf)) for leaf in flat)
     bags = bags and any(isinstance(module, nn.EmbeddingBag) for module in model.modules())
@@ -220,7 +221,7 @@ class _Trial:
     def _followed(self, made: tuple[Constant, ...]) -> tuple[dict[str, Contribution], Tensor]:
         """What the tape has of all examples, and their squared norms."""
         tape = Tape(self._parameters, self._many, constants=made)
-        tape.mark(pytree.tree_leaves(self._given))
+        tape.mark(tensors(self._given))
         with own_rules(self._model, tape), tape:
             outputs = self._outputs(self._given, self._many)
         if len(outputs) != len(self._together):

@@ -54,9 +54,7 @@ def squared_counts(tokens: Tensor, order: Tensor, bags: Tensor, examples: int) -
     """For each bag, the squares of how often it has each of its tokens, added up; bags in the order of the places."""
     found = torch.zeros(examples, dtype=torch.int64)
     tokens, bags = tokens.contiguous(), bags.contiguous()
-    _squared_counts.work(
-        1, tokens.data_ptr(), len(tokens), order.data_ptr(), bags.data_ptr(), found.data_ptr()
-    )  # fmt: skip
+    _squared_counts.work(1, tokens.data_ptr(), len(tokens), order.data_ptr(), bags.data_ptr(), found.data_ptr())
     return found
 
 

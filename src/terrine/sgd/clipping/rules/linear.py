@@ -102,9 +102,9 @@ def outer(use: Use, inputs: Tensor, gradient: Tensor, weight: Piece | None, bias
 
 def _once(inputs: Tensor, gradient: Tensor, weight: Piece | None, bias: Piece | None, known: Tensor | None) -> Found:
     """The same where every example has one position: `inputs` (n, d), `gradient` (n, e)."""
-    found: Found = []
     if weight is None:
         return [] if bias is None else [(bias, vector(bias, gradient))]
+    found: Found = []
     squares, of_bias = _squares(inputs, gradient, known)
     if weight.value.numel() < SMALL and weight.simple:
         found.append((weight, Single(inputs, gradient, squares)))
