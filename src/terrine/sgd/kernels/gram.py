@@ -29,7 +29,6 @@ from terrine.sgd.kernels import cancelling
 from terrine.sgd.kernels.dots import dots, roundings
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
-from terrine.sgd.kernels.outer import gradients
 from terrine.sgd.kernels.team import (
     AT,
     ITEMS,
@@ -86,7 +85,7 @@ def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
 
         def direct(some: Tensor) -> Tensor:
             part, outs = replace(image, pixels=image.pixels.index_select(0, some)), out.index_select(0, some)
-            return gradients(part, outs, scratch("cancelling", (len(some), numbers), out))[1]
+            return part.gradients(outs, scratch("cancelling", (len(some), numbers), out))[1]
 
         numbers = image.lines * width * height
         cancelling.replace(found, found < 0.0, -found, positions, numbers, direct)
@@ -162,7 +161,11 @@ def _tile(builder: Builder, image: Value, starts: Value, lines: Value, step: Val
     products = [builder.fmul(one, other) for one, other in zip(inner, outer, strict=True)]
     places = [[divmod(k * LANES + i, LONG) for i in range(LANES)] for k in range(len(products))]
     kept, alone = Sums(builder, len(products)), Sums(builder, 1)
-    with builder.if_else(builder.icmp_signed("<=", builder.add(p, number(HIGH)), positions)) as (then, otherwise):
+    whole = builder.and_(
+        builder.icmp_signed("<=", builder.add(p, number(HIGH)), positions),
+        builder.icmp_signed("<=", builder.add(q, number(LONG)), positions),
+    )
+    with builder.if_else(whole) as (then, otherwise):
         with then:
             kept.put(products)
         with otherwise:
