@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from terrine.sgd import kernels
 from terrine.sgd.clipping import clipped_sum
-from terrine.sgd.kernels import Image, team
-from terrine.sgd.kernels.outer import TILES
+from terrine.sgd.kernels import Image, outer, slices, team
+from terrine.sgd.kernels.tiles import TILES
 from terrine.sgd.kernels.vectors import LANES
 
 SIZES = st.sampled_from([1, 2, 3, LANES - 1, LANES, LANES + 1, 3 * LANES, 5 * LANES + 3])
@@ -52,22 +52,24 @@ def test_norms_gradients_and_sums_of_every_image(image, outputs, threads):
     n, laid = len(image.pixels), patches(image)
     out = torch.randn(n, laid.shape[1], outputs)
     wanted = torch.einsum("npe,npk->nek", out.double(), laid)
-    rows = torch.empty(n, laid.shape[2] * outputs)
+    rows, others = torch.full((2, n, laid.shape[2] * outputs), torch.nan)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        (squares, sums), (turned, also, too) = image.squares(out), image.gradients(out, rows)
+        (squares, sums), (turned, also, too) = image.squares(out), outer.gradients(image, out, rows)
+        as_well, besides = slices.gradients(image, out, others)
     finally:
         torch.set_num_threads(before)
     norms = wanted.square().sum((1, 2))
     alone = (laid.norm(dim=2) * out.double().norm(dim=2)).sum(1)  # what may be lost where terms cancel: cancelling.py
     lost = 2.0**-24 * (kernels.steps(laid.shape[2], outputs) + laid.shape[1]) * alone.square()
-    for found in (squares, also):
+    for found in (squares, also, as_well):
         assert bool(((found.double() - norms).abs() <= 1e-5 * norms + lost + 1e-9).all())
-    for found in (sums, too):
+    for found in (sums, too, besides):
         torch.testing.assert_close(found.double(), out.double().sum(1), rtol=1e-5, atol=1e-5)
     made = rows.view(n, -1, outputs).transpose(1, 2) if turned else rows.view(n, outputs, -1)
-    torch.testing.assert_close(made.double(), wanted, rtol=1e-5, atol=1e-4)
+    for found in (made, others.view(n, outputs, -1)):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,33 @@ def test_what_does_not_fit_is_never_read(pixels, out):
         Image(pixels).squares(out)
     with pytest.raises(ValueError, match="want"):
         Image(pixels).gradients(out, torch.empty(len(out), 15))
+    with pytest.raises(ValueError, match="want"):
+        Image(pixels).weighted(out, torch.ones(len(out)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(images(), SIZES, st.sampled_from([1, 2]), st.sampled_from([1, 300, 1 << 15]))
+def test_weighted_sums_of_every_image(image, outputs, threads, cached):
+    """However few examples are taken at a time."""
+    laid, before = patches(image), torch.get_num_threads()
+    out, factor = torch.randn(len(laid), laid.shape[1], outputs), torch.rand(len(laid))
+    torch.set_num_threads(threads)
+    try:
+        with mock.patch("terrine.sgd.kernels.slices._CACHED", cached):
+            found = image.weighted(out, factor)
+    finally:
+        torch.set_num_threads(before)
+    wanted = torch.einsum("n,npe,npk->ek", factor.double(), out.double(), laid)
+    torch.testing.assert_close(found.view(outputs, -1).double(), wanted, rtol=1e-5, atol=1e-4)
+    with pytest.raises(ValueError, match="want a number for each"):
+        image.weighted(out, torch.ones(len(laid) + 1))
+
+
+def test_numbers_are_laid_out_where_each_is_multiplied_often():
+    wide, narrow, single = (Image(torch.zeros(1, 9, 9, c), (k, k)) for c, k in ((64, 3), (3, 3), (16, 1)))
+    assert wide.prefers_slices(64)
+    assert not narrow.prefers_slices(64)
+    assert not single.prefers_slices(64)
 
 
 @settings(max_examples=80, deadline=None)
@@ -112,7 +141,7 @@ def test_wide_rows_of_many_positions_need_no_gradients(width):
     """A vocabulary's worth of outputs: the error that rounding could make is still known to be small."""
     torch.manual_seed(0)
     inputs, out = torch.randn(2, 1, 60, 5), torch.randn(2, 60, width)
-    with mock.patch("terrine.sgd.kernels.gram.gradients", side_effect=AssertionError):
+    with mock.patch.object(Image, "gradients", side_effect=AssertionError):
         squares, _ = Image(inputs).squares(out)
     wanted = torch.einsum("npe,npk->nek", out.double(), inputs[:, 0].double()).square().sum((1, 2))
     torch.testing.assert_close(squares.double(), wanted, rtol=1e-5, atol=0.0)
@@ -130,16 +159,22 @@ def test_every_tile(tile):
     for channels, outputs in ((vectors * LANES, high), (vectors * LANES + 5, 2 * high + 1), (3, 1)):
         torch.manual_seed(0)
         image, out = Image(torch.randn(2, 1, 7, channels)), torch.randn(2, 7, outputs)
-        rows = torch.empty(2, channels * outputs)
-        with mock.patch("terrine.sgd.kernels.outer._fastest", return_value=(0.0, tile)):
-            turned, squares, _ = image.gradients(out, rows)
+        rows, others = torch.full((2, 2, channels * outputs), torch.nan)
+        with mock.patch("terrine.sgd.kernels.outer.fastest", return_value=(0.0, tile)):
+            turned, squares, _ = outer.gradients(image, out, rows)
             also, total = image.summed(out)
+        with mock.patch("terrine.sgd.kernels.slices.fastest", return_value=(0.0, tile)):
+            as_well, _ = slices.gradients(image, out, others)
+            weighted = slices.summed(image, out, torch.ones(2))
         assert not turned
         assert not also
         wanted = torch.einsum("npe,npc->nec", out.double(), image.pixels[:, 0].double())
-        torch.testing.assert_close(rows.view(2, outputs, channels).double(), wanted, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(squares.double(), wanted.square().sum((1, 2)), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(total.view(outputs, channels).double(), wanted.sum(0), rtol=1e-5, atol=1e-5)
+        for found in (rows, others):
+            torch.testing.assert_close(found.view(2, outputs, channels).double(), wanted, rtol=1e-5, atol=1e-5)
+        for found in (squares, as_well):
+            torch.testing.assert_close(found.double(), wanted.square().sum((1, 2)), rtol=1e-5, atol=1e-6)
+        for found in (total, weighted):
+            torch.testing.assert_close(found.view(outputs, channels).double(), wanted.sum(0), rtol=1e-5, atol=1e-5)
 
 
 def test_positions_that_lie_apart():

@@ -6,9 +6,9 @@ Whichever is cheaper for the layer's shape:
     ghost    norms by Gram matrices: sum over l, m of <patch_l, patch_m> <out_l, out_m>; the weighted sum is one more
              convolution
 
-Compiled kernels read patches where they lie. For what they do not know (groups, three dimensions, other types than
-float32) patches of a few examples at a time are laid out in memory that stays in cache, and a Gram matrix of patches is
-summed up from that of the pixels.
+Compiled kernels read patches where they lie, or from channels that they have laid out in slices. For what they do not
+know (groups, three dimensions, other types than float32) patches of a few examples at a time are laid out in memory
+that stays in cache, and a Gram matrix of patches is summed up from that of the pixels.
 """
 
 from __future__ import annotations
@@ -152,20 +152,24 @@ class Convolved:
             total = scratch("weight", (1, prod(self.shape)), self.out)
             Dense(self._direct()[0]).add_to(total, factor, fresh=True)
             return self._placed(total, self._turned).squeeze(0)
+        compiled = self._compiled
+        if compiled is not None and compiled.prefers_slices(self.shape[0]):
+            return self._placed(compiled.weighted(self.out.flatten(1, -2), factor), turned=False).squeeze(0)
         scale = factor.view(-1, *[1] * (self.out.dim() - 1))
         scaled = torch.mul(self.out, scale, out=scratch("scaled", tuple(self.out.shape), self.out))
-        compiled = self._compiled
         if compiled is None or compiled.framed or self.out.numel() * prod(self.shape[1:]) > _MODEST:
             return self._by_library(scaled)
         turned, numbers = compiled.summed(scaled.flatten(1, -2))
         return self._placed(numbers.unsqueeze(0), turned).squeeze(0)
 
     def _is_product(self) -> bool:
-        """Whether the weighted sum is better had as a product of matrices than by the library.
+        """Whether the weighted sum is better had as a product of matrices than by the library or a kernel.
 
         So few patches meet so large a weight that rearranging it is what the library would spend its time on.
         """
         if self._rows is not None or self.geometry.groups > 1:
+            return False
+        if self._compiled is not None and self._compiled.prefers_slices(self.shape[0]):
             return False
         few = self.out.shape[:-1].numel() <= _FEW * self.shape[0]
         return few or any(low != high for low, high in self.geometry.padding)

@@ -4,6 +4,8 @@
     gram.py        norms by Gram matrices of which nothing is kept
     cancelling.py  norms that rounding could hide
     outer.py       the gradients themselves, with their norms
+    slices.py      the same, and weighted sums, of numbers laid out for it before
+    tiles.py       what both are made of
     weighted.py    their weighted sum
     turning.py     a matrix turned
     groups.py      group normalisation
@@ -81,6 +83,7 @@ def load() -> None:
         normals,
         outer,
         pooling,
+        slices,
         team,
         tokens,
         turning,

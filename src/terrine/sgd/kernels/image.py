@@ -43,12 +43,29 @@ class Image:
 
         Then the same as `squares`.
         """
-        from terrine.sgd.kernels.outer import gradients
+        from terrine.sgd.kernels import outer, slices
 
         self._refuse_others(out)
         if rows.shape != (len(out), self.lines * self.run * out.shape[2]) or not rows.is_contiguous():
             raise ValueError(f"rows {tuple(rows.shape)}: want a place for every number of {len(out)} gradients")
-        return gradients(self, out, rows)
+        if self.prefers_slices(out.shape[2]):
+            return False, *slices.gradients(self, out, rows)
+        return outer.gradients(self, out, rows)
+
+    def prefers_slices(self, height: int) -> bool:
+        """Whether numbers are better laid out before they are multiplied with so many outputs."""
+        from terrine.sgd.kernels.slices import are_faster
+
+        return are_faster(self, height)
+
+    def weighted(self, out: Tensor, factor: Tensor) -> Tensor:
+        """sum_i factor_i g_i, (e, lines, run), of numbers laid out before."""
+        from terrine.sgd.kernels.slices import summed
+
+        self._refuse_others(out)
+        if factor.shape != (len(out),) or not factor.is_contiguous():
+            raise ValueError(f"factor {tuple(factor.shape)}: want a number for each of {len(out)} examples")
+        return summed(self, out, factor)
 
     def summed(self, out: Tensor) -> tuple[bool, Tensor]:
         """sum_i g_i of images without frames: whether as (lines, run, e), not (e, lines, run), and its numbers."""

@@ -9,9 +9,7 @@ the sum over all examples is made so, a few of them at a time, which stay in cac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,27 +35,9 @@ from terrine.sgd.kernels.frames import (
 from terrine.sgd.kernels.image import Image, every_step
 from terrine.sgd.kernels.team import AT, ITEMS, TABLE, TAKEN, WHOLE, Kernel, floats, inner, instruction, taken
 from terrine.sgd.kernels.team import numbers as table
-from terrine.sgd.kernels.vectors import (
-    F32,
-    LANES,
-    REGISTERS,
-    ZERO,
-    Builder,
-    Sums,
-    Value,
-    below,
-    every,
-    load,
-    loop,
-    number,
-    store,
-    total,
-)
+from terrine.sgd.kernels.tiles import TILES, Tile, fastest, one_of
+from terrine.sgd.kernels.vectors import F32, LANES, ZERO, Builder, Sums, Value, load, loop, number, store, total
 
-TILES = (
-    ((1, 8), (1, 16), (1, 12), (2, 8), (2, 12), (3, 8), (4, 6), (6, 4)) if REGISTERS >= 32 else ((1, 8), (2, 6), (3, 4))
-)
-"""Tiles by the vectors of their width and the numbers spread against them: sums and what is added are in registers."""
 ROWS, COLUMNS, DOWN, ALONG, LINES, STEP, RUN, TURNED, TILE, PLACES, FOUND, SQUARES = range(NEXT, NEXT + 12)
 EXAMPLES, PANELS, SOME = range(SQUARES, SQUARES + 3)
 _CACHED = 1 << 16  # numbers that stay in a core's cache from one tile to the next
@@ -91,27 +71,26 @@ def summed(image: Image, out: Tensor) -> tuple[bool, Tensor]:
     return turned, total
 
 
+def time(image: Image, height: int) -> float:
+    """What gradients take, in half cycles a position, were all their numbers at hand."""
+    return min(_times(image, height, image.lines))[0]
+
+
+def _times(image: Image, height: int, lines: int) -> tuple[tuple[float, int], tuple[float, int]]:
+    """The time with outputs in vectors, and patches spread against them; and the other way round, line by line."""
+    (across, tile), (along, other) = fastest(height, lines * image.run), fastest(image.run, height)
+    return (across, tile), (lines * along, other)
+
+
 def _chosen(image: Image, height: int, lines: int) -> tuple[bool, int, NDArray[np.int64]]:
     """Whether outputs are what lies in vectors, the tile, and where the numbers lie that are spread against them.
 
     That may be numbers of so many lines of the kernel at once; outputs are spread against one line.
     """
-    (across, tile), (along, other) = _fastest(height, lines * image.run), _fastest(image.run, height)
-    if across < lines * along:
+    (across, tile), (along, other) = _times(image, height, lines)
+    if across < along:
         return True, tile, every_step(lines, image.run, image.dilation * image.steps[0], 1)
     return False, other, every_step(1, height, 0, 1)
-
-
-@lru_cache(maxsize=1024)
-def _fastest(numbers: int, spread: int) -> tuple[float, int]:
-    """The tile that takes least time for so many numbers in vectors and so many spread, and that time."""
-    return min((_time(*tile, numbers, spread), i) for i, tile in enumerate(TILES))
-
-
-def _time(vectors: int, high: int, numbers: int, spread: int) -> float:
-    """Multiplications, what is read for them and what counts positions, in half cycles a position."""
-    tiles = -(-numbers // (vectors * LANES)) * -(-spread // high)
-    return tiles * (vectors * high + 0.25 * (vectors + high) + 2)
 
 
 @Kernel
@@ -193,7 +172,7 @@ def _add_to_panel(job: Any, panel: int, start: int) -> None:
 def _tile(builder: Builder, tile: Value, *arguments: Value) -> Value:
     """One of the tiles, as `_build` makes it; the sum of its squares."""
     norm = cgutils.alloca_once(builder, F32)
-    with _one_of(builder, tile) as tiles:
+    with one_of(builder, tile) as tiles:
         for vectors, high in tiles:
             builder.store(_build(builder, vectors, high, *arguments), norm)
     return builder.load(norm)
@@ -203,48 +182,21 @@ def _tile(builder: Builder, tile: Value, *arguments: Value) -> Value:
              WHOLE, WHOLE, types.boolean)  # fmt: skip
 def _sum_tile(builder: Builder, tile: Value, *arguments: Value) -> None:
     """One of the tiles, as `_build_sum` makes it."""
-    with _one_of(builder, tile) as tiles:
+    with one_of(builder, tile) as tiles:
         for vectors, high in tiles:
             _build_sum(builder, vectors, high, *arguments)
 
 
-@contextmanager
-def _one_of(builder: Builder, tile: Value) -> Iterator[Iterator[tuple[int, int]]]:
-    """Code for every tile, of which the one that was chosen is run."""
-    done = builder.append_basic_block("done")
-    choice = builder.switch(tile, done)
+def _positions(tile: Tile, places: Value) -> Callable[..., None]:
+    """What adds all positions' products: wide, in vectors, times spread, whose numbers lie at their places."""
+    builder = tile.builder
+    last = builder.sub(tile.many, number(1))
+    there = [builder.icmp_signed("<", number(r), tile.many) for r in range(tile.high)]
+    chosen = [builder.select(one, number(r), last) for r, one in enumerate(there)]
+    offsets = [builder.load(builder.gep(places, [one])) for one in chosen]
 
-    def each() -> Iterator[tuple[int, int]]:
-        for i, shape in enumerate(TILES):
-            block = builder.append_basic_block(f"tile{i}")
-            choice.add_case(number(i), block)
-            builder.position_at_end(block)
-            yield shape
-            builder.branch(done)
-
-    yield each()
-    builder.position_at_end(done)
-
-
-class _Tile:
-    """sum over positions of wide, `lanes` numbers in vectors, times spread, `many` numbers, in registers."""
-
-    def __init__(self, builder: Builder, vectors: int, high: int, lanes: Value, places: Value,
-                 many: Value) -> None:  # fmt: skip
-        self.builder, self.vectors, self.high, self.many = builder, vectors, high, many
-        self.sums = Sums(builder, vectors * high)
-        self.masks = [below(builder, list(range(LANES)), number(v * LANES), lanes) for v in range(vectors)]
-        last = builder.sub(many, number(1))
-        there = [builder.icmp_signed("<", number(r), many) for r in range(high)]
-        chosen = [builder.select(one, number(r), last) for r, one in enumerate(there)]
-        self._offsets = [builder.load(builder.gep(places, [one])) for one in chosen]
-        self._inside = builder.icmp_signed(">=", lanes, number(vectors * LANES))
-
-    def add(self, wide: Value, line: Value, pixel: Value, spread: Value, other_line: Value, other_pixel: Value,
+    def add(wide: Value, line: Value, pixel: Value, spread: Value, other_line: Value, other_pixel: Value,
             rows: Value, columns: Value) -> None:  # fmt: skip
-        """All positions' products."""
-        builder = self.builder
-
         def positions(masks: Sequence[Value | None]) -> None:
             with loop(builder, rows) as row:
                 here, there = builder.mul(row.index, line), builder.mul(row.index, other_line)
@@ -252,36 +204,29 @@ class _Tile:
                     at = builder.gep(wide, [builder.add(here, builder.mul(column.index, pixel))])
                     beside = builder.gep(spread, [builder.add(there, builder.mul(column.index, other_pixel))])
                     taken = [load(builder, builder.gep(at, [number(v * LANES)]), mask) for v, mask in enumerate(masks)]
-                    for r, offset in enumerate(self._offsets):
-                        factor = every(builder, builder.load(builder.gep(beside, [offset])))
-                        for v, one in enumerate(taken):
-                            self.sums.add(r * self.vectors + v, one, factor)
+                    tile.add(taken, [builder.gep(beside, [offset]) for offset in offsets])
 
-        with builder.if_else(self._inside) as (then, otherwise):
+        with builder.if_else(tile.is_wide) as (then, otherwise):
             with then:
-                positions([None] * self.vectors)
+                positions([None] * tile.vectors)
             with otherwise:
-                positions(self.masks)
+                positions(tile.masks)
 
-    def places(self, target: Value, apart: Value) -> Iterator[tuple[int, Value, Value]]:
-        """Which sum lies where in memory, under which mask; code for those there are."""
-        for r in range(self.high):
-            with self.builder.if_then(self.builder.icmp_signed("<", number(r), self.many)):
-                to = self.builder.gep(target, [self.builder.mul(apart, number(r))])
-                for v in range(self.vectors):
-                    yield r * self.vectors + v, self.builder.gep(to, [number(v * LANES)]), self.masks[v]
+    return add
 
 
 def _build(builder: Builder, vectors: int, high: int, wide: Value, line: Value, pixel: Value, lanes: Value,
            spread: Value, other_line: Value, other_pixel: Value, places: Value, many: Value, rows: Value,
            columns: Value, target: Value, apart: Value) -> Value:  # fmt: skip
     """One example's tile, to its place, and the sum of its squares."""
-    tile, squares = _Tile(builder, vectors, high, lanes, places, many), Sums(builder, 1)
-    tile.add(wide, line, pixel, spread, other_line, other_pixel, rows, columns)
-    made = tile.sums.values()
-    for i, place, mask in tile.places(target, apart):
-        squares.add(0, made[i], made[i])
-        store(builder, made[i], place, mask)
+    tile, squares = Tile(builder, vectors, high, lanes, many), Sums(builder, 1)
+    _positions(tile, places)(wide, line, pixel, spread, other_line, other_pixel, rows, columns)
+
+    def put(made: Value, place: Value, mask: Value | None) -> None:
+        squares.add(0, made, made)
+        store(builder, made, place, mask)
+
+    tile.write(target, apart, put)
     return total(builder, squares.values()[0])
 
 
@@ -290,12 +235,15 @@ def _build_sum(builder: Builder, vectors: int, high: int, wide: Value, line: Val
                columns: Value, target: Value, apart: Value, some: Value, wide_apart: Value, spread_apart: Value,
                more: Value) -> None:  # fmt: skip
     """The tile of some examples' sum, to its place, or added to what is there."""
-    tile = _Tile(builder, vectors, high, lanes, places, many)
+    tile = Tile(builder, vectors, high, lanes, many)
+    add = _positions(tile, places)
     with loop(builder, some) as example:
         here = builder.gep(wide, [builder.mul(example.index, wide_apart)])
         there = builder.gep(spread, [builder.mul(example.index, spread_apart)])
-        tile.add(here, line, pixel, there, other_line, other_pixel, rows, columns)
-    made = tile.sums.values()
-    for i, place, mask in tile.places(target, apart):
+        add(here, line, pixel, there, other_line, other_pixel, rows, columns)
+
+    def put(made: Value, place: Value, mask: Value | None) -> None:
         before = builder.select(more, load(builder, place, mask), ZERO)
-        store(builder, builder.fadd(made[i], before), place, mask)
+        store(builder, builder.fadd(made, before), place, mask)
+
+    tile.write(target, apart, put)
