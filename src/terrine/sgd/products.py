@@ -1,9 +1,10 @@
 """Products of large matrices, by whichever of torch's two libraries is faster.
 
-torch multiplies single precision by MKL. oneDNN, which it has for convolutions, takes 5 to 30% less time for large
-matrices, but half a millisecond to make code for sizes that it has not met. A lot of n examples on average is of some
-sqrt(n) different sizes, so a product has to be the larger, the more examples it is of, to be worth it. Sizes alone
-decide: a run that is resumed multiplies as it would have without a break.
+torch multiplies single precision by MKL. Where the processor has AVX-512, oneDNN, which torch has for convolutions,
+takes 5 to 30% less time for large matrices, but half a millisecond to make code for sizes that it has not met. A lot of
+n examples on average is of some sqrt(n) different sizes, so a product has to be the larger, the more examples it is of,
+to be worth it. Without AVX-512 it takes up to twice MKL's time. Sizes and the processor alone decide: a run that is
+resumed multiplies as it would have without a break.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torch import Tensor
 from terrine.sgd import kernels
 from terrine.sgd.precision import is_exact
 
-WORTH = 1 << 24
-"""Multiplications, times the root of the number of examples, from which on it is."""
+WORTH = 1 << 24 if torch.backends.cpu.get_cpu_capability() == "AVX512" else math.inf
+"""Multiplications, times the root of the number of examples, from which on oneDNN is worth it."""
 
 
 WIDE, NARROW = 1 << 19, 16

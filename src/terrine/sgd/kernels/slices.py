@@ -163,7 +163,7 @@ def _summed(job: Any) -> None:
 
 
 @inner
-def _clear(job: Any) -> int:
+def _clear(job: Any) -> Any:
     """The address of this thread's room: zeros, as frames are, and channels that fill up the last slice."""
     room = job[ROOM] + 4 * taken(job, WORKERS) * job[SHARE]
     place = floats(room)
