@@ -18,9 +18,9 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 from terrine.sgd.kernels.team import WHOLE, WORDS, instruction
-from terrine.sgd.kernels.vectors import I64, Builder, Value, features, loop, number
+from terrine.sgd.kernels.vectors import I64, LANES, Builder, Value, features, loop, number
 
-TOGETHER = 4 if {"vaes", "avx512f"} <= features() else 1
+TOGETHER = LANES // 4 if "vaes" in features() else 1
 """Blocks in one register."""
 MADE = 4 * 8 * TOGETHER
 """Words that are made at once: eight registers of them, so that none waits for another."""

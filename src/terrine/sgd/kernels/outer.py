@@ -147,23 +147,27 @@ def _summed(job: Any) -> None:
 @inner
 def _add_to_panel(job: Any, panel: int, start: int) -> None:
     """Some examples, from `start` on, to one panel of the sum."""
-    out_line, apart, height, lines, run = job[COLUMNS] * job[OUT], job[OUT], job[HEIGHT], job[LINES], job[RUN]
+    height, lines, run = job[HEIGHT], job[LINES], job[RUN]
     vectors, high = TILES[job[TILE]]
     a, v = panel // job[PANELS], panel % job[PANELS] * vectors * LANES
     some, more = min(job[SOME], job[EXAMPLES] - start), start > 0
+    columns, along, apart = job[COLUMNS], job[ALONG], job[OUT]
+    if job[ROWS] * columns == 1:  # examples of one position are positions of one example
+        columns, along, apart, some = some, job[APART], job[OUTS_APART], 1
+    out_line = columns * apart
     patch = job[PIXELS] + 4 * (start * job[APART] + a * job[STEP])
     out = job[OUTS] + 4 * start * job[OUTS_APART]
     if job[TURNED]:
         target = job[FOUND] + 4 * (a * run * height + v)
         for r in range(0, run, high):
             _sum_tile(job[TILE], floats(out + 4 * v), out_line, apart, height - v, floats(patch), job[DOWN],
-                      job[ALONG], table(job[PLACES] + 8 * r), run - r, job[ROWS], job[COLUMNS],
+                      along, table(job[PLACES] + 8 * r), run - r, job[ROWS], columns,
                       floats(target + 4 * r * height), height, some, job[OUTS_APART], job[APART], more)  # fmt: skip
     else:
         target = job[FOUND] + 4 * (a * run + v)
         for r in range(0, height, high):
-            _sum_tile(job[TILE], floats(patch + 4 * v), job[DOWN], job[ALONG], run - v, floats(out), out_line, apart,
-                      table(job[PLACES] + 8 * r), height - r, job[ROWS], job[COLUMNS],
+            _sum_tile(job[TILE], floats(patch + 4 * v), job[DOWN], along, run - v, floats(out), out_line, apart,
+                      table(job[PLACES] + 8 * r), height - r, job[ROWS], columns,
                       floats(target + 4 * r * lines * run), lines * run, some, job[APART], job[OUTS_APART],
                       more)  # fmt: skip
 
