@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from unittest import mock
 
@@ -106,6 +107,33 @@ def test_weighted_sums_of_every_image(image, outputs, threads, cached):
     torch.testing.assert_close(found.view(outputs, -1).double(), wanted, rtol=1e-5, atol=1e-4)
     with pytest.raises(ValueError, match="want a number for each"):
         image.weighted(out, torch.ones(len(laid) + 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(images(), SIZES)
+def test_what_is_laid_out_stays_in_its_room(image, outputs):
+    """Fewer examples than threads among them: every thread has a place of its own."""
+    rooms = []
+
+    def room(_, shape, like):
+        size = math.prod(shape)
+        rooms.append((torch.full((size + 4 * LANES,), 7.0), size))
+        return rooms[-1][0][:size].view(shape)
+
+    positions, before = image.places[0] * image.places[1], torch.get_num_threads()
+    out, rows = (
+        torch.randn(len(image.pixels), positions, outputs),
+        torch.empty(len(image.pixels), image.lines * image.run * outputs),
+    )
+    torch.set_num_threads(2)
+    try:
+        with mock.patch("terrine.sgd.kernels.slices.scratch", room):
+            slices.gradients(image, out, rows)
+            for _ in range(20):  # a second thread may come too late for work
+                slices.summed(image, out, torch.ones(len(out)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(bool((memory[size:] == 7.0).all()) for memory, size in rooms)
 
 
 def test_numbers_are_laid_out_where_each_is_multiplied_often():

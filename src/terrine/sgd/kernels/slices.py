@@ -72,7 +72,8 @@ def summed(image: Image, out: Tensor, factor: Tensor) -> Tensor:
     slices, groups = -(-image.pixels.shape[3] // (vectors * LANES)), -(-height // high)
     total = out.new_empty(height, image.lines, image.run)
     laid = scratch("groups", (_outs_size(n * positions, height, tile),), out)
-    room = scratch("slices", (image.threads, some * _image_size(image, tile) // slices), out)
+    threads = min(torch.get_num_threads(), slices)
+    room = scratch("slices", (threads, some * _image_size(image, tile) // slices), out)
     given = *_job(image, room, out, total, tile, total), 0, laid.data_ptr(), factor.data_ptr(), n, some
     _group.work(groups, *given)
     _summed.work(slices, *given)
