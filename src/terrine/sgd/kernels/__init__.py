@@ -194,7 +194,7 @@ def stepping() -> Any:
 
 def steps(width: int, height: int) -> int:
     """As many roundings as kernels need at most for an entry of both Gram matrices, see `gram.py`."""
-    from terrine.sgd.kernels.dots import roundings
+    from terrine.sgd.kernels.gram import roundings
 
     return int(roundings.py_func(1, width) + roundings.py_func(1, height) + 24)
 

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from terrine.sgd.kernels.team import inner
 from terrine.sgd.kernels.vectors import LANES, ZERO, Builder, Stretch, Sums, Value, load, loop, number, totals
 
 BLOCK, WIDE = 64, 256
 
 
-@inner
-def roundings(segments: int, width: int) -> int:
-    """How many additions one lane's number goes through at most."""
-    vectors = (width + LANES - 1) // LANES
-    return segments * vectors if vectors < WIDE else BLOCK + segments * (vectors // BLOCK + 1)
-
-
 def dots(builder: Builder, rows: list[Value], columns: list[Value], segments: Value, step: Value, width: Value,
-         squares: bool = False) -> list[Value]:  # fmt: skip
+         squares: bool = False, narrow: bool = False) -> list[Value]:  # fmt: skip
     """<row, column> of every pair, row by row, and if asked for |row|^2 of every row: LANES to a vector.
 
-    Each is `segments` runs of `width` numbers, one run every `step` numbers.
+    Each is `segments` runs of `width` numbers, one run every `step` numbers; `narrow` if there are never many.
     """
     pairs = len(rows) * len(columns)
     sums, made = (Sums(builder, pairs + len(rows) * squares) for _ in range(2))
@@ -45,23 +37,32 @@ def dots(builder: Builder, rows: list[Value], columns: list[Value], segments: Va
         made.put([builder.fadd(one, other) for one, other in zip(made.values(), sums.values(), strict=True)])
         sums.put([ZERO] * len(sums.values()))
 
-    vectors = builder.udiv(builder.add(width, number(LANES - 1)), number(LANES))
-    with builder.if_else(builder.icmp_unsigned("<", vectors, number(WIDE))) as (narrow, wide):
-        with narrow:
-            stretch = Stretch(builder, width)
-            with loop(builder, segments) as segment:
-                stretch.each(partial(add, builder.mul(segment.index, step)))
-            made.put(sums.values())
-        with wide:
-            size = number(BLOCK * LANES)
-            blocks = builder.udiv(width, size)
-            block, rest = Stretch(builder, size), Stretch(builder, builder.urem(width, size))
-            with loop(builder, segments) as segment:
-                start = builder.mul(segment.index, step)
-                with loop(builder, blocks) as i:
-                    block.each(partial(add, builder.add(start, builder.mul(i.index, size))))
-                    settle()
-                rest.each(partial(add, builder.add(start, builder.mul(blocks, size))))
+    def at_once() -> None:
+        stretch = Stretch(builder, width)
+        with loop(builder, segments) as segment:
+            stretch.each(partial(add, builder.mul(segment.index, step)))
+        made.put(sums.values())
+
+    def in_blocks() -> None:
+        size = number(BLOCK * LANES)
+        blocks = builder.udiv(width, size)
+        block, rest = Stretch(builder, size), Stretch(builder, builder.urem(width, size))
+        with loop(builder, segments) as segment:
+            start = builder.mul(segment.index, step)
+            with loop(builder, blocks) as i:
+                block.each(partial(add, builder.add(start, builder.mul(i.index, size))))
                 settle()
+            rest.each(partial(add, builder.add(start, builder.mul(blocks, size))))
+            settle()
+
+    if narrow:
+        at_once()
+    else:
+        vectors = builder.udiv(builder.add(width, number(LANES - 1)), number(LANES))
+        with builder.if_else(builder.icmp_unsigned("<", vectors, number(WIDE))) as (few, many):
+            with few:
+                at_once()
+            with many:
+                in_blocks()
     found = made.values()
     return totals(builder, found + [ZERO] * (-len(found) % LANES))

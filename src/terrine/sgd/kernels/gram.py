@@ -1,18 +1,19 @@
-"""Squared norms of sums of outer products, by Gram matrices of which nothing is ever kept.
+"""Squared norms of sums of outer products, by Gram matrices that never leave the cache.
 
     |sum_p out_p in_p^T|^2 = sum over p, q of <in_p, in_q> <out_p, out_q>
 
-A tile of both matrices, a few rows p by a few rows q, is made in registers, multiplied and added up; of a pair of
-tiles that mirror each other one is made and counts twice. An `in_p` may be a patch of an image: as many segments as the
-kernel has lines, which are read where they lie.
+A tile, a few rows p by a few rows q, is made in registers; of a pair of tiles that mirror each other one is made and
+counts twice. Both matrices are made some numbers of all rows at a time, which stay in cache for all tiles, and are then
+multiplied and added up. An `in_p` may be a patch of an image: as many segments as the kernel has lines, which are read
+where they lie. Of many rows that are no patches, what is needed next is laid out side by side first.
 
 Large terms may cancel, and the sum of their rounding errors then be larger than it. Those are at most
 
     u (steps + 24) (sum_p |in_p| |out_p|)^2,    u = 2^-24
 
-for as many steps as both inner products take in a lane. Wherever that is a hundredth or more, the gradients themselves
-are made, see `cancelling.py`; below, it could make a norm too small by 0.4% at the very worst, were all roundings to
-conspire. They amount to some 1e-6.
+for as many steps as both inner products take in a lane, and from some numbers to the next. Wherever that is a hundredth
+or more, the gradients themselves are made, see `cancelling.py`; below, it could make a norm too small by 0.4% at the
+very worst, were all roundings to conspire. They amount to some 1e-6.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from numba import types
 from torch import Tensor
 
 from terrine.sgd.kernels import cancelling
-from terrine.sgd.kernels.dots import dots, roundings
-from terrine.sgd.kernels.frames import HEIGHT, NEXT, OUT, POSITIONS, added_up, cleared, framed, job
+from terrine.sgd.kernels.dots import dots
+from terrine.sgd.kernels.frames import HEIGHT, NEXT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
 from terrine.sgd.kernels.team import (
     AT,
@@ -55,8 +56,10 @@ from terrine.sgd.kernels.vectors import (
     added,
     below,
     equal,
+    load,
     number,
     root,
+    store,
     total,
 )
 from terrine.sgd.scratch import scratch
@@ -64,22 +67,23 @@ from terrine.sgd.scratch import scratch
 SMALL, NEGLIGIBLE = cancelling.SMALL, cancelling.negligible(torch.float32)
 _LOST = ir.Constant(VECTOR, [cancelling.lost(torch.float32)] * LANES)
 HIGH, LONG = (4, 4) if REGISTERS >= 32 else (2, 4)
-STARTS, LINES, STEP, RUN, FOUND, INPUTS, INPUTS_ROOM, INPUTS_STEP, OUT_ROOM, OUT_STEP, ROOM = range(NEXT, NEXT + 11)
+SIZE = HIGH * LONG
+NEAR = 2 * LONG  # rows whose numbers stay in the innermost cache while all others meet them
+MANY = 32  # positions from which on numbers are laid out
+BLOCK = 64 * LANES  # numbers of a row that are multiplied at a time
+STARTS, OUT_STARTS, LAID_STARTS, LINES, STEP, RUN, ROOM, SHARE, FOUND = range(NEXT, NEXT + 9)
 
 
 def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
     """See `Image.squares`."""
     n, positions, height = out.shape
     found, sums, frames = torch.empty(n), torch.empty(n, height), image.frames()
-    plain, width = image.kernel == (1, 1) and image.places[0] == 1 and not image.framed, image.run
-    inputs_step = _apart(positions, width, image.strides[1]) if plain else 0
-    out_step = _apart(positions, height, out.stride(1))
-    starts = image.starts() if not inputs_step else every_step(1, positions, 0, inputs_step)
-    laid = scratch("rows", (image.threads, positions * (inputs_step + out_step)), out)
+    starts, outs = image.starts(), every_step(1, positions, 0, out.stride(1))
+    laid = every_step(1, positions, 0, BLOCK + LANES)
+    room = scratch("grams", (image.threads, 2 * _numbers(positions) + positions * (BLOCK + LANES)), out)
     _squares.work(
-        n, *job(image, frames, out, sums), starts.ctypes.data, image.lines, image.dilation * image.steps[0], width,
-        found.data_ptr(), image.strides[1], laid.data_ptr(), inputs_step,
-        laid.data_ptr() + 4 * positions * inputs_step, out_step, laid.shape[1],
+        n, *job(image, frames, out, sums), starts.ctypes.data, outs.ctypes.data, laid.ctypes.data, image.lines,
+        image.dilation * image.steps[0], image.run, room.data_ptr(), room.shape[1], found.data_ptr(),
     )  # fmt: skip
     if n and not float(found.min()) >= 0.0:  # nan if any is
 
@@ -87,26 +91,14 @@ def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
             part, outs = replace(image, pixels=image.pixels.index_select(0, some)), out.index_select(0, some)
             return part.gradients(outs, scratch("cancelling", (len(some), numbers), out))[1]
 
-        numbers = image.lines * width * height
+        numbers = image.lines * image.run * height
         cancelling.replace(found, found < 0.0, -found, positions, numbers, direct)
     return found, sums
 
 
-def _apart(positions: int, width: int, step: int) -> int:
-    """How far apart rows are to be laid that many neighbours would lie on top of each other in the cache; or 0."""
-    return width + LANES if step % 1024 == 0 and positions >= 32 else 0
-
-
-@inner
-def _laid(source: int, step: int, positions: int, width: int, place: int, apart: int) -> int:
-    """The address of rows, moved apart if they are to be."""
-    if apart:
-        for p in range(positions):
-            one, other = floats(source + 4 * p * step), floats(place + 4 * p * apart)
-            for k in range(width):
-                other[k] = one[k]
-        return place
-    return source
+def _numbers(positions: int) -> int:
+    """Numbers of a matrix's tiles."""
+    return -(-positions // HIGH) * -(-positions // LONG) * SIZE
 
 
 @Kernel
@@ -114,21 +106,21 @@ def _squares(job: Any) -> None:
     """The squares, or the negative of sum_p |in_p| |out_p| where they are doubtful."""
     worker, found, positions = cleared(job), floats(job[FOUND]), job[POSITIONS]
     error = (roundings(job[LINES], job[RUN]) + roundings(1, job[HEIGHT]) + 24.0) * 2.0**-24
-    starts, shift = numbers(job[STARTS]), 4 * worker * job[ROOM]
-    step = job[OUT_STEP] or job[OUT]
+    across = (positions + LONG - 1) // LONG
+    inputs = job[ROOM] + 4 * worker * job[SHARE]
+    outs = inputs + 4 * ((positions + HIGH - 1) // HIGH * across * SIZE)
+    laid = outs + (outs - inputs)
     while True:
         i = taken(job, TAKEN)
         if i >= job[ITEMS]:
             break
-        image = floats(_laid(framed(job, i, worker), job[INPUTS], positions, job[RUN],
-                             job[INPUTS_ROOM] + shift, job[INPUTS_STEP]))  # fmt: skip
-        out = floats(_laid(added_up(job, i), job[OUT], positions, job[HEIGHT], job[OUT_ROOM] + shift, job[OUT_STEP]))
+        _gram(job, framed(job, i, worker), job[STARTS], job[LINES], job[STEP], job[RUN], laid, inputs)
+        _gram(job, added_up(job, i), job[OUT_STARTS], 1, 0, job[HEIGHT], laid, outs)
         norm = alone = 0.0
         for p in range(0, positions, HIGH):
             for q in range(0, p + HIGH, LONG):
-                tile, diagonal = _tile(
-                    image, starts, job[LINES], job[STEP], job[RUN], out, step, job[HEIGHT], positions, p, q
-                )
+                place = 4 * SIZE * (p // HIGH * across + q // LONG)
+                tile, diagonal = _both(floats(inputs + place), floats(outs + place), positions, p, q)
                 norm += tile if q + LONG > p else 2.0 * tile
                 alone += diagonal
         most = error * alone * alone
@@ -138,26 +130,67 @@ def _squares(job: Any) -> None:
             found[i] = norm
 
 
-@instruction(types.UniTuple(types.float32, 2), AT, TABLE, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
-@by_itself(F32, F32)
-def _tile(builder: Builder, image: Value, starts: Value, lines: Value, step: Value, run: Value, out: Value,
-          apart: Value, height: Value, positions: Value, p: Value, q: Value) -> tuple[Value, Value]:  # fmt: skip
-    """The sum over a tile, from rows p and columns q on, of <in_p, in_q> <out_p, out_q>; and of |in_p| |out_p|."""
+@inner
+def roundings(lines: int, run: int) -> int:
+    """How many additions one lane's number goes through at most, in rows of so many runs."""
+    some, most = max(1, BLOCK // run), min(run, BLOCK)
+    blocks = ((lines + some - 1) // some) * ((run + most - 1) // most)
+    return min(some, lines) * ((most + LANES - 1) // LANES) + blocks
+
+
+@inner
+def _gram(job: Any, rows: int, starts: int, lines: int, step: int, run: int, laid: int, target: int) -> None:
+    """The tiles, on the diagonal and below, of rows of `lines` runs."""
+    positions, some, most = job[POSITIONS], max(1, BLOCK // run), min(run, BLOCK)
+    across = (positions + LONG - 1) // LONG
+    for a in range(0, lines, some):
+        for k in range(0, run, most):
+            here, together, wide = rows + 4 * (a * step + k), min(some, lines - a), min(most, run - k)
+            places = starts
+            if positions >= MANY and lines == 1:
+                _lay(here, numbers(starts), positions, wide, laid)
+                here, places = laid, job[LAID_STARTS]
+            for first in range(0, positions, NEAR):
+                for p in range(first, positions, HIGH):
+                    for q in range(first, min(first + NEAR, p + HIGH), LONG):
+                        _tile(floats(here), numbers(places), together, step, wide, positions, p, q,
+                              floats(target + 4 * SIZE * (p // HIGH * across + q // LONG)), a + k > 0)  # fmt: skip
+
+
+@inner
+def _lay(rows: int, starts: Any, positions: int, wide: int, laid: int) -> None:
+    """Some numbers of all rows, side by side."""
+    for p in range(positions):
+        source, target = floats(rows + 4 * starts[p]), floats(laid + 4 * p * (BLOCK + LANES))
+        for k in range(wide):
+            target[k] = source[k]
+
+
+@instruction(types.void, AT, TABLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, AT, types.boolean)
+@by_itself()
+def _tile(builder: Builder, rows: Value, starts: Value, lines: Value, step: Value, width: Value, positions: Value,
+          p: Value, q: Value, target: Value, more: Value) -> None:  # fmt: skip
+    """<row_p, row_q> of a tile from rows p and columns q on, to its place or added to what is there."""
     last = builder.sub(positions, number(1))
 
     def within(first: Value, many: int) -> list[Value]:
         several = [builder.add(first, number(i)) for i in range(many)]
-        return [builder.select(builder.icmp_signed("<", one, positions), one, last) for one in several]
+        chosen = [builder.select(builder.icmp_signed("<", one, positions), one, last) for one in several]
+        return [builder.gep(rows, [builder.load(builder.gep(starts, [one]))]) for one in chosen]
 
-    def patch(position: Value) -> Value:
-        return builder.gep(image, [builder.load(builder.gep(starts, [position]))])
+    made = dots(builder, within(p, HIGH), within(q, LONG), lines, step, width, narrow=True)
+    for i, one in enumerate(made):
+        place = builder.gep(target, [number(i * LANES)])
+        before = builder.select(more, load(builder, place), ZERO)
+        store(builder, builder.fadd(one, before), place)
 
-    def line(position: Value) -> Value:
-        return builder.gep(out, [builder.mul(position, apart)])
 
-    rows, columns = within(p, HIGH), within(q, LONG)
-    inner = dots(builder, [*map(patch, rows)], [*map(patch, columns)], lines, step, run)
-    outer = dots(builder, [*map(line, rows)], [*map(line, columns)], number(1), number(0), height)
+@instruction(types.UniTuple(types.float32, 2), AT, AT, WHOLE, WHOLE, WHOLE)
+@by_itself(F32, F32)
+def _both(builder: Builder, inputs: Value, outs: Value, positions: Value, p: Value, q: Value) -> tuple[Value, Value]:
+    """The sum over a tile of <in_p, in_q> <out_p, out_q>; and of |in_p| |out_p|."""
+    tiles = range(SIZE // LANES)
+    inner, outer = ([load(builder, builder.gep(one, [number(i * LANES)])) for i in tiles] for one in (inputs, outs))
     products = [builder.fmul(one, other) for one, other in zip(inner, outer, strict=True)]
     places = [[divmod(k * LANES + i, LONG) for i in range(LANES)] for k in range(len(products))]
     kept, alone = Sums(builder, len(products)), Sums(builder, 1)

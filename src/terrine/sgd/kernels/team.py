@@ -111,9 +111,9 @@ def instruction(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], 
         def typed(context: Any, *given: Any) -> Any:  # noqa: ARG001  numba calls it so
             def code(context: Any, builder: Builder, signature: Any, values: Any) -> Any:
                 made = build(builder, *values)
-                if isinstance(made, tuple):
+                if isinstance(made, tuple) and made:
                     return context.make_tuple(builder, signature.return_type, made)
-                return context.get_dummy_value() if made is None else made
+                return made or context.get_dummy_value()
 
             return result(*arguments), code
 
@@ -134,12 +134,14 @@ def by_itself(*results: Any) -> Callable[[Callable[..., Any]], Callable[..., tup
             name = f"{build.__module__}.{build.__name__}"
             function = builder.module.globals.get(name)
             if function is None:
-                kind = ir.FunctionType(ir.LiteralStructType(results), [value.type for value in values])
+                found = ir.LiteralStructType(results) if results else ir.VoidType()
+                kind = ir.FunctionType(found, [value.type for value in values])
                 function = ir.Function(builder.module, kind, name)
                 function.linkage = "internal"
                 function.attributes.add("noinline")
                 inside = ir.IRBuilder(function.append_basic_block())
-                inside.ret(cgutils.pack_struct(inside, build(inside, *function.args)))
+                returned = build(inside, *function.args)
+                _ = inside.ret(cgutils.pack_struct(inside, returned)) if results else inside.ret_void()
             made = builder.call(function, values)
             return tuple(builder.extract_value(made, i) for i in range(len(results)))
 
