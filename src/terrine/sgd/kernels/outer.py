@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numba import types
-from numba.core import cgutils
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,8 +34,8 @@ from terrine.sgd.kernels.frames import (
 from terrine.sgd.kernels.image import Image, every_step
 from terrine.sgd.kernels.team import AT, ITEMS, TABLE, TAKEN, WHOLE, Kernel, floats, inner, instruction, taken
 from terrine.sgd.kernels.team import numbers as table
-from terrine.sgd.kernels.tiles import TILES, Tile, fastest, one_of
-from terrine.sgd.kernels.vectors import F32, LANES, ZERO, Builder, Sums, Value, load, loop, number, store, total
+from terrine.sgd.kernels.tiles import TILES, Tile, fastest, measured, one_of
+from terrine.sgd.kernels.vectors import LANES, ZERO, Builder, Sums, Value, load, loop, number, store, total
 
 ROWS, COLUMNS, DOWN, ALONG, LINES, STEP, RUN, TURNED, TILE, PLACES, FOUND, SQUARES = range(NEXT, NEXT + 12)
 EXAMPLES, PANELS, SOME = range(SQUARES, SQUARES + 3)
@@ -175,11 +174,7 @@ def _add_to_panel(job: Any, panel: int, start: int) -> None:
 @instruction(types.float32, WHOLE, AT, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, TABLE, WHOLE, WHOLE, WHOLE, AT, WHOLE)
 def _tile(builder: Builder, tile: Value, *arguments: Value) -> Value:
     """One of the tiles, as `_build` makes it; the sum of its squares."""
-    norm = cgutils.alloca_once(builder, F32)
-    with one_of(builder, tile) as tiles:
-        for vectors, high in tiles:
-            builder.store(_build(builder, vectors, high, *arguments), norm)
-    return builder.load(norm)
+    return measured(builder, tile, _build, *arguments)
 
 
 @instruction(types.void, WHOLE, AT, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE, TABLE, WHOLE, WHOLE, WHOLE, AT, WHOLE, WHOLE,

@@ -21,9 +21,8 @@ from terrine.sgd.kernels import outer
 from terrine.sgd.kernels.frames import APART, HEIGHT, NEXT, OUT, OUTS, OUTS_APART, PIXELS, POSITIONS, added_up, job
 from terrine.sgd.kernels.image import Image
 from terrine.sgd.kernels.team import AT, ITEMS, TAKEN, WHOLE, WORKERS, Kernel, floats, inner, instruction, taken
-from terrine.sgd.kernels.tiles import TILES, Tile, fastest, one_of
+from terrine.sgd.kernels.tiles import TILES, Tile, fastest, measured
 from terrine.sgd.kernels.vectors import (
-    F32,
     LANES,
     Builder,
     Sums,
@@ -231,11 +230,7 @@ def _multiply(job: Any, image: int, outs: int, examples: int, first: int, output
              types.boolean)  # fmt: skip
 def _tile(builder: Builder, tile: Value, *arguments: Value) -> Value:
     """One of the tiles, as `_build` makes it; the sum of its squares."""
-    norm = cgutils.alloca_once(builder, F32)
-    with one_of(builder, tile) as tiles:
-        for vectors, high in tiles:
-            builder.store(_build(builder, vectors, high, *arguments), norm)
-    return builder.load(norm)
+    return measured(builder, tile, _build, *arguments)
 
 
 def _build(builder: Builder, vectors: int, high: int, image: Value, area: Value, line: Value, pixel: Value,

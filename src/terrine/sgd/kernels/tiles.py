@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
-from terrine.sgd.kernels.vectors import LANES, REGISTERS, Builder, Sums, Value, below, every, number
+from numba.core import cgutils
+
+from terrine.sgd.kernels.vectors import F32, LANES, REGISTERS, Builder, Sums, Value, below, every, number
 
 TILES = (
     ((1, 8), (1, 16), (1, 12), (2, 8), (2, 12), (3, 8), (4, 6), (6, 4)) if REGISTERS >= 32 else ((1, 8), (2, 6), (3, 4))
@@ -45,6 +47,15 @@ def one_of(builder: Builder, tile: Value) -> Iterator[Iterator[tuple[int, int]]]
 
     yield each()
     builder.position_at_end(done)
+
+
+def measured(builder: Builder, tile: Value, build: Callable[..., Value], *arguments: Value) -> Value:
+    """What build(builder, vectors, high, *arguments) makes of the chosen tile: a number, such as its squares' sum."""
+    found = cgutils.alloca_once(builder, F32)
+    with one_of(builder, tile) as tiles:
+        for vectors, high in tiles:
+            builder.store(build(builder, vectors, high, *arguments), found)
+    return builder.load(found)
 
 
 class Tile:
