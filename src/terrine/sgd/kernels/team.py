@@ -70,7 +70,9 @@ class Kernel:
         return kept(lambda cache: cfunc(signature, cache=cache, **SETTINGS)(self._function))
 
     def work(self, items: int, *job: int) -> None:
-        """Have the team do all items of a job."""
+        """Have the team do all items of a job; where there are none, nothing is touched."""
+        if not items:
+            return
         numbers = array("q", (0, items, 0, *job))
         threads = min(torch.get_num_threads(), items)
         together = _together() if threads > 1 else None
