@@ -73,6 +73,20 @@ def test_norms_gradients_and_sums_of_every_image(image, outputs, threads):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("kernel", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("positions", [31, 32, 33, 48, 61])
+@pytest.mark.parametrize(("channels", "outputs"), [(1, 600), (65, 7), (256, 64), (257, 255)])
+def test_norms_of_many_positions_of_every_image(kernel, positions, channels, outputs):
+    """Panels and tiles that are whole, and those that are not; runs of less and of more numbers than a panel has."""
+    torch.manual_seed(positions)
+    image = Image(torch.randn(3, kernel[0], positions + kernel[1] - 1, channels), kernel)
+    laid, out = patches(image), torch.randn(3, positions, 2 * outputs)[:, :, :outputs]
+    squares, sums = image.squares(out)
+    wanted = torch.einsum("npe,npk->nek", out.double(), laid).square().sum((1, 2))
+    torch.testing.assert_close(squares.double(), wanted, rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(sums.double(), out.double().sum(1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("pixels", "out"),
     [
@@ -286,6 +300,26 @@ def test_what_is_tiny_times_what_is_huge(shape, outputs, huge):
     bounded = found.norms.double().reciprocal().mul(1e-3).clamp(max=1.0)
     _, true = loop(model.double(), lambda out, y: (out * y).flatten(1).sum(1), x.double(), y.double(), 1e-3)
     assert (bounded * true <= 1e-3 * 1.001).all()
+
+
+def test_a_gradient_that_is_no_number_is_left_to_those_who_drop_it():
+    """None of the norms is doubtful then, and no gradients are made to look again."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(300, 300), torch.randn(4, 6, 300), torch.randn(4, 6, 300)
+    x[1, 0, 0] = torch.nan
+    found = clipped_sum(model, lambda out, y: (out * y).flatten(1).sum(1), x, y, clip=1.0)
+    rest = torch.tensor([0, 2, 3])
+    wanted = clipped_sum(model, lambda out, y: (out * y).flatten(1).sum(1), x[rest], y[rest], clip=1.0)
+    assert found.norms.isnan().tolist() == [False, True, False, False]
+    torch.testing.assert_close(found.sums, wanted.sums)
+
+
+@pytest.mark.parametrize("positions", [3, 40])
+@pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0)])
+def test_rows_without_numbers_have_no_norm(positions, width, height):
+    squares, sums = Image(torch.randn(2, 1, positions, width)).squares(torch.ones(2, positions, height))
+    assert squares.tolist() == [0.0, 0.0]
+    assert torch.equal(sums, torch.full((2, height), float(positions)))
 
 
 def test_an_example_without_a_gradient_has_no_norm():

@@ -48,21 +48,18 @@ class Normals:
 
         They are contiguous float32 in the processor's memory.
         """
-        blocks = _cut(tuple([tensor.numel() for tensor in tensors]))
-        (self._by_processor if _processor_agrees() else self._by_library)(tensors, blocks, first)
-        return -(-len(blocks) // RUN)
+        (self._by_processor if _processor_agrees() else self._by_library)(tensors, first)
+        return -(-sum([tensor.numel() for tensor in tensors]) // (RUN * BLOCK))
 
-    def _by_processor(self, tensors: Sequence[Tensor], blocks: Blocks, first: int) -> None:
-        from terrine.sgd.kernels import aes, normals  # the compiler behind them is loaded by whoever draws noise
+    def _by_processor(self, tensors: Sequence[Tensor], first: int) -> None:
+        from terrine.sgd.kernels.normals import add_blocks  # loads a compiler: for whoever draws noise
 
-        stream = normals.Stream(aes.schedule(self.secret), int.from_bytes(self.address, "little", signed=True))
-        places = [tensor.data_ptr() for tensor in tensors]
-        lying = [[(places[which] + 4 * start, size) for which, start, size in parts] for parts in blocks]
-        normals.add_blocks(lying, stream, first, RUN, BLOCK, self._settings)
+        address = int.from_bytes(self.address, "little", signed=True)
+        add_blocks(tensors, self.secret, address, first, RUN, BLOCK, self._settings)
 
-    def _by_library(self, tensors: Sequence[Tensor], blocks: Blocks, first: int) -> None:
+    def _by_library(self, tensors: Sequence[Tensor], first: int) -> None:
         arrays = [tensor.detach().numpy().reshape(-1) for tensor in tensors]
-        for i, parts in enumerate(blocks):
+        for i, parts in enumerate(_cut([array.size for array in arrays])):
             if i % RUN == 0:
                 fill = self.segment(first + i // RUN)
             self._block([arrays[which][start : start + size] for which, start, size in parts], fill)
@@ -103,18 +100,14 @@ def _processor_agrees() -> bool:
         return False
     trial = Key.seeded(0).draw(Purpose.NOISE, 255).normals(1.0)
     here, there = torch.zeros(1_000), torch.zeros(1_000)
-    trial._by_processor([here], _cut((1_000,)), 1)
-    trial._by_library([there], _cut((1_000,)), 1)
+    trial._by_processor([here], 1)
+    trial._by_library([there], 1)
     if not torch.equal(here, there):
         log.warning("this processor's AES is not the library's: noise is made by the library, which takes longer")
     return torch.equal(here, there)
 
 
-Blocks = Sequence[Sequence[tuple[int, int, int]]]
-
-
-@lru_cache(maxsize=64)
-def _cut(sizes: tuple[int, ...]) -> Blocks:
+def _cut(sizes: Sequence[int]) -> list[list[tuple[int, int, int]]]:
     """Tensors of these sizes, laid end to end, as blocks; every block a list of parts: which, from where, how many."""
     blocks: list[list[tuple[int, int, int]]] = []
     room = 0

@@ -23,7 +23,7 @@ WORTH = 1 << 24 if torch.backends.cpu.get_cpu_capability() == "AVX512" else math
 """Multiplications, times the root of the number of examples, from which on oneDNN is worth it."""
 
 
-WIDE, NARROW = 1 << 19, 16
+WIDE, NARROW = 5 << 18, 16
 """Numbers of one matrix, and of an example in the other, for which neither library is as fast as a kernel of ours."""
 
 

@@ -55,8 +55,8 @@ def refuse_shared_denominator(criterion: Any, target: Any) -> None:
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion.reduction != "mean":
         return
     shared = "the weights of the whole lot's labels" if criterion.weight is not None else ""
-    labels = isinstance(target, Tensor) and not target.is_floating_point()
-    if labels and criterion.ignore_index in target.detach().cpu().numpy():
+    labels = isinstance(target, Tensor) and not target.is_floating_point() and target.numel() > 0
+    if labels and int(target.min()) <= criterion.ignore_index and bool((target == criterion.ignore_index).any()):
         shared = f"the number of labels that are not ignore_index={criterion.ignore_index}"
     if shared:
         raise InvalidArgument(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from terrine.sgd.clipping.examples import Lot, chunks, tensors, trained
+from terrine.sgd.clipping.examples import Lot, chunks, tensors
 
 FIRST = 4  # examples that are tried
 LEAST, MOST = 24 << 20, 320 << 20  # bytes of one part
@@ -22,7 +22,7 @@ MODEST, FEW = 64 << 20, 0.3  # bytes of a part whose kept gradients take at most
 SHARE = 0.85  # of what the plain step would keep
 RECORDED, PASSES = 40 << 20, 8  # bytes of a recorded part that are worth it, alone and for each byte of parameters
 HALF = 68 << 20  # the same for half of a lot, where a part would be of few examples
-WAITING = 0.25  # of what the whole lot takes: a recorded part that is not too large
+WAITING = 0.36  # of what the whole lot takes: a recorded part that is not too large
 MANY = 64  # examples of a part that are worth it although the lot is modest
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
 
@@ -31,6 +31,7 @@ _seen: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[float, float]]] = we
 
 def stops(
     model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
     x: Lot,
     size: int,
     chunk: int | None,
@@ -47,15 +48,19 @@ def stops(
         key = tuple([tuple(leaf.shape[1:]) for leaf in tensors(x)])
         if key not in known and size > FIRST:
             known[key] = tried()
-        chunk = _best(model, size, known[key], memory) if size > FIRST else size
+        chunk = _best(bytes_of(parameters), size, known[key], memory) if size > FIRST else size
     start = 0
     for part in evenly(size, chunk):
         start += part
         yield start
 
 
-def _best(model: nn.Module, size: int, example: tuple[float, float], memory: float) -> int:
-    parameters = sum(p.numel() * p.element_size() for p in trained(model).values())
+def bytes_of(parameters: Mapping[str, nn.Parameter]) -> int:
+    """What they take in memory."""
+    return sum([one.numel() * one.element_size() for one in parameters.values()])
+
+
+def _best(parameters: int, size: int, example: tuple[float, float], memory: float) -> int:
     most = min(fitting(*example, size, parameters), within(memory, *example))
     return most if size > SLACK * most else size
 

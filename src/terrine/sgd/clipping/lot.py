@@ -86,7 +86,7 @@ def clipped_sum(
     norms: list[Tensor] = []
     start = 0
     room = math.inf if memory is None else check.positive("memory", memory)
-    for stop in stops(model, x, size, chunk, lambda: work.tried(x, y), room):
+    for stop in stops(model, parameters, x, size, chunk, lambda: work.tried(x, y), room):
         norms.append(work.part(part(x, start, stop), part(y, start, stop)) if stop - start < size else work.part(x, y))
         start = stop
     return Clipped(sums.totals(), torch.cat(norms) if len(norms) > 1 else norms[0])
@@ -155,10 +155,10 @@ class _Work:
                 raise InvalidArgument(f"criterion: want a tensor, got {type(loss).__name__}")
             if self.mean is None and tape.examples > 1:
                 self.mean = is_mean(self.criterion, output, y, tape.examples)
-            total = loss.sum() * tape.examples if self.mean else loss.sum()
-            if not total.requires_grad:
+            if not loss.requires_grad:
                 raise Unfollowed("the loss does not depend on any parameter that was seen")
-            _, *leaked = torch.autograd.grad(total, [ANCHOR, *self.parameters.values()], allow_unused=True)
+            each = torch.full_like(loss, tape.examples if self.mean else 1)  # what undoes a mean
+            _, *leaked = torch.autograd.grad(loss, [ANCHOR, *self.parameters.values()], each, allow_unused=True)
         if any(gradient is not None for gradient in leaked):
             raise Unfollowed("a parameter was used where the tape cannot see it")
 

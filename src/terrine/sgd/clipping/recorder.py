@@ -18,7 +18,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd import pages
 from terrine.sgd.clipping import constants
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
-from terrine.sgd.clipping.chunks import FIRST, recorded
+from terrine.sgd.clipping.chunks import FIRST, bytes_of, recorded
 from terrine.sgd.clipping.examples import is_unwatched, tensors, trained
 from terrine.sgd.clipping.parts import Part, can_be_cut, can_be_joined, cut, joined
 from terrine.sgd.clipping.policy import ClippingRule, as_rule
@@ -167,8 +167,7 @@ class Recorder:
             return [size]
         if each is None:
             each = self._each[key] = self._tried(module, cut(given, size, 0, FIRST), parameters)
-        room = sum([one.numel() * one.element_size() for one in parameters.values()])
-        sizes = recorded(each, size, room)
+        sizes = recorded(each, size, bytes_of(parameters))
         return sizes if len(sizes) == 1 or can_be_cut(module, given) else [size]
 
     def _tried(self, module: nn.Module, given: Any, parameters: dict[str, nn.Parameter]) -> float:

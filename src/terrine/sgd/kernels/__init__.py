@@ -2,6 +2,7 @@
 
     image.py       where patches lie on an image, and what can be asked of them
     gram.py        norms by Gram matrices of which nothing is kept
+    panels.py      how those of many rows are made
     cancelling.py  norms that rounding could hide
     outer.py       the gradients themselves, with their norms
     slices.py      the same, and weighted sums, of numbers laid out for it before
@@ -194,7 +195,7 @@ def stepping() -> Any:
 
 def steps(width: int, height: int) -> int:
     """As many roundings as kernels need at most for an entry of both Gram matrices, see `gram.py`."""
-    from terrine.sgd.kernels.gram import roundings
+    from terrine.sgd.kernels.panels import roundings
 
     return int(roundings.py_func(1, width) + roundings.py_func(1, height) + 24)
 

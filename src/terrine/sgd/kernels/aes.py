@@ -15,8 +15,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numpy.typing import NDArray
 
+from terrine.sgd.kernels.image import Table
 from terrine.sgd.kernels.team import WHOLE, WORDS, instruction
 from terrine.sgd.kernels.vectors import I64, LANES, Builder, Value, features, loop, number
 
@@ -33,7 +33,7 @@ def available() -> bool:
 
 
 @lru_cache(maxsize=8)
-def schedule(secret: bytes) -> NDArray[np.uint8]:
+def schedule(secret: bytes) -> Table:
     """The 15 round keys of a 32-byte key [FIPS 197, section 5.2]."""
     box, words, power = _substitutions(), [secret[i : i + 4] for i in range(0, 32, 4)], 1
     for i in range(8, 4 * (ROUNDS + 1)):
@@ -45,7 +45,8 @@ def schedule(secret: bytes) -> NDArray[np.uint8]:
         elif i % 8 == 4:
             last = bytes(box[one] for one in last)
         words.append(bytes(one ^ other for one, other in zip(words[-8], last, strict=True)))
-    return np.frombuffer(b"".join(words), dtype=np.uint8)
+    keys = np.frombuffer(b"".join(words), dtype=np.int64)
+    return Table(keys, keys.ctypes.data)
 
 
 def _substitutions() -> list[int]:

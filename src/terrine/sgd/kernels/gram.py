@@ -2,16 +2,17 @@
 
     |sum_p out_p in_p^T|^2 = sum over p, q of <in_p, in_q> <out_p, out_q>
 
-A tile, a few rows p by a few rows q, is made in registers; of a pair of tiles that mirror each other one is made and
-counts twice. Both matrices are made some numbers of all rows at a time, which stay in cache for all tiles, and are then
-multiplied and added up. An `in_p` may be a patch of an image: as many segments as the kernel has lines, which are read
-where they lie. Of many rows that are no patches, what is needed next is laid out side by side first.
+A tile, a few rows p by a few rows q, is made in registers; what has its mirror image beyond the diagonal is made once
+and counts twice. Both matrices are made some numbers of all rows at a time, which stay in cache for all tiles, and are
+then multiplied and added up: those of many rows as `panels.py` has it, where registers are few, the others here. An
+`in_p` may be a patch of an image: as many segments as the kernel has lines, which are read where they lie. Of many rows
+that are no patches, what is needed next is laid out side by side first.
 
 Large terms may cancel, and the sum of their rounding errors then be larger than it. Those are at most
 
     u (steps + 24) (sum_p |in_p| |out_p|)^2,    u = 2^-24
 
-for as many steps as both inner products take in a lane, and from some numbers to the next. Wherever that is a hundredth
+for as many steps as both inner products take, in a lane and from some numbers to the next. Wherever that is a hundredth
 or more, the gradients themselves are made, see `cancelling.py`; below, it could make a norm too small by 0.4% at the
 very worst, were all roundings to conspire. They amount to some 1e-6.
 """
@@ -26,10 +27,11 @@ from llvmlite import ir
 from numba import types
 from torch import Tensor
 
-from terrine.sgd.kernels import cancelling
+from terrine.sgd.kernels import cancelling, panels
 from terrine.sgd.kernels.dots import dots
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
+from terrine.sgd.kernels.panels import within
 from terrine.sgd.kernels.team import (
     AT,
     ITEMS,
@@ -77,12 +79,14 @@ STARTS, OUT_STARTS, LAID_STARTS, LINES, STEP, RUN, ROOM, SHARE, FOUND = range(NE
 def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
     """See `Image.squares`."""
     n, positions, height = out.shape
+    if not image.run or not height:
+        return torch.zeros(n), out.sum(1)
     found, sums, frames = torch.empty(n), torch.empty(n, height), image.frames()
     starts, outs = image.starts(), every_step(1, positions, 0, out.stride(1))
     laid = every_step(1, positions, 0, BLOCK + LANES)
-    room = scratch("grams", (image.threads, 2 * _numbers(positions) + positions * (BLOCK + LANES)), out)
+    room = scratch("grams", (image.threads, 2 * _numbers(positions) + _room(positions)), out)
     _squares.work(
-        n, *job(image, frames, out, sums), starts.ctypes.data, outs.ctypes.data, laid.ctypes.data, image.lines,
+        n, *job(image, frames, out, sums), starts.address, outs.address, laid.address, image.lines,
         image.dilation * image.steps[0], image.run, room.data_ptr(), room.shape[1], found.data_ptr(),
     )  # fmt: skip
     if n and not float(found.min()) >= 0.0:  # nan if any is
@@ -98,30 +102,47 @@ def squares(image: Image, out: Tensor) -> tuple[Tensor, Tensor]:
 
 def _numbers(positions: int) -> int:
     """Numbers of a matrix's tiles."""
-    return -(-positions // HIGH) * -(-positions // LONG) * SIZE
+    high, long = (panels.HIGH, panels.LONG) if positions >= panels.MANY else (HIGH, LONG)
+    return -(-positions // high) * -(-positions // long) * high * long
+
+
+def _room(positions: int) -> int:
+    """Numbers laid out at a time."""
+    return panels.ROOM if positions >= panels.MANY else positions * (BLOCK + LANES)
 
 
 @Kernel
 def _squares(job: Any) -> None:
     """The squares, or the negative of sum_p |in_p| |out_p| where they are doubtful."""
     worker, found, positions = cleared(job), floats(job[FOUND]), job[POSITIONS]
-    error = (roundings(job[LINES], job[RUN]) + roundings(1, job[HEIGHT]) + 24.0) * 2.0**-24
-    across = (positions + LONG - 1) // LONG
+    by_panels = positions >= panels.MANY
+    high, long = (panels.HIGH, panels.LONG) if by_panels else (HIGH, LONG)
+    error = (roundings(job[LINES], job[RUN], by_panels) + roundings(1, job[HEIGHT], by_panels) + 24.0) * 2.0**-24
+    across, size = (positions + long - 1) // long, high * long
     inputs = job[ROOM] + 4 * worker * job[SHARE]
-    outs = inputs + 4 * ((positions + HIGH - 1) // HIGH * across * SIZE)
-    laid = outs + (outs - inputs)
+    outs = inputs + 4 * ((positions + high - 1) // high * across * size)
+    room = outs + (outs - inputs)
     while True:
         i = taken(job, TAKEN)
         if i >= job[ITEMS]:
             break
-        _gram(job, framed(job, i, worker), job[STARTS], job[LINES], job[STEP], job[RUN], laid, inputs)
-        _gram(job, added_up(job, i), job[OUT_STARTS], 1, 0, job[HEIGHT], laid, outs)
+        image, out = framed(job, i, worker), added_up(job, i)
+        if by_panels:
+            panels.gram(image, job[STARTS], positions, job[LINES], job[STEP], job[RUN], room, inputs)
+            panels.gram(out, job[OUT_STARTS], positions, 1, 0, job[HEIGHT], room, outs)
+        else:
+            _gram(job, image, job[STARTS], job[LINES], job[STEP], job[RUN], room, inputs)
+            _gram(job, out, job[OUT_STARTS], 1, 0, job[HEIGHT], room, outs)
         norm = alone = 0.0
-        for p in range(0, positions, HIGH):
-            for q in range(0, p + HIGH, LONG):
-                place = 4 * SIZE * (p // HIGH * across + q // LONG)
-                tile, diagonal = _both(floats(inputs + place), floats(outs + place), positions, p, q)
-                norm += tile if q + LONG > p else 2.0 * tile
+        for p in range(0, positions, high):
+            for q in range(0, p + high, long):
+                place = 4 * size * (p // high * across + q // long)
+                one, other = floats(inputs + place), floats(outs + place)
+                if by_panels:
+                    tile, diagonal = _both_of_panels(one, other, positions, p, q)
+                else:
+                    tile, diagonal = _both(one, other, positions, p, q)
+                norm += tile
                 alone += diagonal
         most = error * alone * alone
         if most > SMALL * norm:
@@ -131,8 +152,10 @@ def _squares(job: Any) -> None:
 
 
 @inner
-def roundings(lines: int, run: int) -> int:
-    """How many additions one lane's number goes through at most, in rows of so many runs."""
+def roundings(lines: int, run: int, by_panels: bool) -> int:
+    """How many additions a number goes through at most, in rows of so many runs."""
+    if by_panels:
+        return int(panels.roundings(lines, run))
     some, most = max(1, BLOCK // run), min(run, BLOCK)
     blocks = ((lines + some - 1) // some) * ((run + most - 1) // most)
     return min(some, lines) * ((most + LANES - 1) // LANES) + blocks
@@ -171,54 +194,58 @@ def _lay(rows: int, starts: Any, positions: int, wide: int, laid: int) -> None:
 def _tile(builder: Builder, rows: Value, starts: Value, lines: Value, step: Value, width: Value, positions: Value,
           p: Value, q: Value, target: Value, more: Value) -> None:  # fmt: skip
     """<row_p, row_q> of a tile from rows p and columns q on, to its place or added to what is there."""
-    last = builder.sub(positions, number(1))
-
-    def within(first: Value, many: int) -> list[Value]:
-        several = [builder.add(first, number(i)) for i in range(many)]
-        chosen = [builder.select(builder.icmp_signed("<", one, positions), one, last) for one in several]
-        return [builder.gep(rows, [builder.load(builder.gep(starts, [one]))]) for one in chosen]
-
-    made = dots(builder, within(p, HIGH), within(q, LONG), lines, step, width, narrow=True)
+    left, right = (within(builder, rows, starts, first, many, positions) for first, many in ((p, HIGH), (q, LONG)))
+    made = dots(builder, left, right, lines, step, width, narrow=True)
     for i, one in enumerate(made):
         place = builder.gep(target, [number(i * LANES)])
         before = builder.select(more, load(builder, place), ZERO)
         store(builder, builder.fadd(one, before), place)
 
 
-@instruction(types.UniTuple(types.float32, 2), AT, AT, WHOLE, WHOLE, WHOLE)
-@by_itself(F32, F32)
-def _both(builder: Builder, inputs: Value, outs: Value, positions: Value, p: Value, q: Value) -> tuple[Value, Value]:
-    """The sum over a tile of <in_p, in_q> <out_p, out_q>; and of |in_p| |out_p|."""
-    tiles = range(SIZE // LANES)
-    inner, outer = ([load(builder, builder.gep(one, [number(i * LANES)])) for i in tiles] for one in (inputs, outs))
-    products = [builder.fmul(one, other) for one, other in zip(inner, outer, strict=True)]
-    places = [[divmod(k * LANES + i, LONG) for i in range(LANES)] for k in range(len(products))]
-    kept, alone = Sums(builder, len(products)), Sums(builder, 1)
-    whole = builder.and_(
-        builder.icmp_signed("<=", builder.add(p, number(HIGH)), positions),
-        builder.icmp_signed("<=", builder.add(q, number(LONG)), positions),
-    )
-    with builder.if_else(whole) as (then, otherwise):
-        with then:
-            kept.put(products)
-        with otherwise:
-            kept.put([_inside(builder, one, some, p, q, positions) for some, one in zip(places, products, strict=True)])
-    products = kept.values()
-    with builder.if_then(builder.icmp_signed("<", p, builder.add(q, number(LONG)))):
-        pairs = zip(places, inner, outer, strict=True)
-        lengths = [_on_diagonal(builder, one, other, some, p, q, positions) for some, one, other in pairs]
-        alone.put([added(builder, lengths)])
-    return total(builder, added(builder, products)), total(builder, alone.values()[0])
+def _sum_of_both(high: int, long: int) -> Any:
+    """An instruction for tiles of this form."""
+
+    def both(builder: Builder, inputs: Value, outs: Value, positions: Value, p: Value, q: Value) -> tuple[Value, Value]:
+        """The sum over a tile of <in_p, in_q> <out_p, out_q>, twice below the diagonal; and of |in_p| |out_p|."""
+        vectors = range(high * long // LANES)
+        inner, outer = (
+            [load(builder, builder.gep(one, [number(i * LANES)])) for i in vectors] for one in (inputs, outs)
+        )
+        products = [builder.fmul(one, other) for one, other in zip(inner, outer, strict=True)]
+        places = [[divmod(v * LANES + i, long) for i in range(LANES)] for v in vectors]
+        kept, alone = Sums(builder, 1), Sums(builder, 1)
+        whole = builder.and_(
+            builder.icmp_signed("<=", builder.add(p, number(high)), positions),
+            builder.icmp_signed("<=", builder.add(q, number(long)), p),
+        )
+        with builder.if_else(whole) as (then, otherwise):
+            with then:
+                once = added(builder, products)
+                kept.put([builder.fadd(once, once)])
+            with otherwise:
+                counted = [
+                    _counted(builder, one, some, p, q, positions) for some, one in zip(places, products, strict=True)
+                ]
+                kept.put([added(builder, counted)])
+                pairs = zip(places, inner, outer, strict=True)
+                lengths = [_on_diagonal(builder, one, other, some, p, q, positions) for some, one, other in pairs]
+                alone.put([added(builder, lengths)])
+        return total(builder, kept.values()[0]), total(builder, alone.values()[0])
+
+    both.__name__ = f"both_{high}_{long}"
+    return instruction(types.UniTuple(types.float32, 2), AT, AT, WHOLE, WHOLE, WHOLE)(by_itself(F32, F32)(both))
 
 
 Places = list[tuple[int, int]]
 
 
-def _inside(builder: Builder, products: Value, places: Places, p: Value, q: Value, positions: Value) -> Value:
-    """The products of rows and columns that there are, 0 for the others."""
-    high = below(builder, [row for row, _ in places], p, positions)
-    wide = below(builder, [column for _, column in places], q, positions)
-    return builder.select(builder.and_(high, wide), products, ZERO)
+def _counted(builder: Builder, products: Value, places: Places, p: Value, q: Value, positions: Value) -> Value:
+    """The products of rows that there are: twice below the diagonal, once on it, 0 above."""
+    there = below(builder, [row for row, _ in places], p, positions)
+    apart = [column - row for row, column in places]
+    once = builder.select(equal(builder, apart, builder.sub(q, p)), products, ZERO)
+    counted = builder.select(below(builder, apart, q, p), builder.fadd(products, products), once)
+    return builder.select(there, counted, ZERO)
 
 
 def _on_diagonal(
@@ -229,3 +256,6 @@ def _on_diagonal(
     there = builder.and_(same, below(builder, [row for row, _ in places], p, positions))
     lengths = [root(builder, builder.fadd(one, _LOST)) for one in (inner, outer)]
     return builder.select(there, builder.fmul(*lengths), ZERO)
+
+
+_both, _both_of_panels = _sum_of_both(HIGH, LONG), _sum_of_both(panels.HIGH, panels.LONG)

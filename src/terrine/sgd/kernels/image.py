@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -125,7 +126,7 @@ class Image:
         line, pixel = self.steps
         return self.stride[0] * line, self.stride[1] * pixel
 
-    def starts(self) -> NDArray[np.int64]:
+    def starts(self) -> Table:
         """Where each position's patch begins."""
         return every_step(*self.places, *self.strides)
 
@@ -139,8 +140,16 @@ class Image:
         return min(torch.get_num_threads(), len(self.pixels))
 
 
+class Table(NamedTuple):
+    """Whole numbers, and where in memory they are for as long as somebody holds this."""
+
+    numbers: NDArray[np.int64]
+    address: int
+
+
 @lru_cache(maxsize=256)
-def every_step(high: int, wide: int, line: int, pixel: int) -> NDArray[np.int64]:
+def every_step(high: int, wide: int, line: int, pixel: int) -> Table:
     """Where the places of a grid lie, line by line."""
     rows, columns = np.arange(high, dtype=np.int64) * line, np.arange(wide, dtype=np.int64) * pixel
-    return (rows[:, None] + columns).reshape(-1)
+    numbers = (rows[:, None] + columns).reshape(-1)
+    return Table(numbers, numbers.ctypes.data)

@@ -13,15 +13,14 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from numba import carray, njit
 from numpy.typing import NDArray
+from torch import Tensor
 
 from terrine.sgd.kernels import FLOATS, SPARE, Floats, Words, aes
 from terrine.sgd.kernels.team import FIRST, ITEMS, TAKEN, WORKERS, Kernel, floats, inner, kept, numbers, taken, words
@@ -39,78 +38,72 @@ def compiled(function: F) -> F:
     return kept(lambda cache: cast(F, njit(cache=cache, **settings)(function)))
 
 
-SEGMENT, RUN, STEP, KEYS, ADDRESS, BLOCKS, PARTS, ROOM, SIZE, SETTINGS = range(FIRST, FIRST + 10)
+SEGMENT, RUN, BLOCK, KEYS, ADDRESS, TABLE, TOTAL, ROOM, SIZE, SETTINGS = range(FIRST, FIRST + 10)
 
 
-@dataclass(frozen=True)
-class Stream:
-    """The random bits of one address."""
-
-    keys: NDArray[np.uint8] = field(repr=False)
-    address: int  # the first 8 bytes of every block, as a whole number of this machine
-
-
-def add_blocks(blocks: Sequence[Sequence[tuple[int, int]]], stream: Stream, first: int, run: int, block: int,
+def add_blocks(tensors: Sequence[Tensor], secret: bytes, address: int, first: int, run: int, block: int,
                settings: tuple[float, float, float]) -> None:  # fmt: skip
-    """Add noise to all blocks, `run` of them to a segment of the keystream from `first` on, on torch's threads.
+    """Add noise to contiguous float32 tensors as if they were one, a block of numbers at a time, on torch's threads.
 
-    A block is made of parts: the address of float32 numbers, and how many they are. `settings` are `add_normals`'
-    deviation, shift and over.
+    `run` blocks take a segment of the keystream, from `first` on; its key is `secret`, and `address` the first 8 bytes
+    of every block of bits, as a whole number of this machine. `settings` are `add_normals`' deviation, shift and over.
     """
-    if not blocks:
-        return
-    table = array("q", [one for parts in blocks for part in parts for one in part])
-    counts = array("q", accumulate(map(len, blocks), initial=0))
-    largest = max(sum([size for _, size in parts]) for parts in blocks) + 1
-    size = 3 * largest + SPARE + aes.MADE  # for words, uniform values and what lies in several parts
-    place = scratch("noise", (min(torch.get_num_threads(), len(blocks)), size), FLOATS)
-    wanted = array("f", settings)
+    table = array("q")
+    for tensor in tensors:
+        table.extend((tensor.data_ptr(), tensor.numel()))
+    total = sum(table[1::2])
+    blocks, largest = -(-total // block), min(block, total) + 1
+    size = 3 * largest + SPARE + aes.MADE  # for words, uniform values and what lies in several tensors
+    place = scratch("noise", (min(torch.get_num_threads(), blocks), size), FLOATS)
+    keys, wanted = aes.schedule(secret), array("f", settings)
     _blocks.work(
-        len(blocks), first, run, block + SPARE, stream.keys.ctypes.data, stream.address, counts.buffer_info()[0],
-        table.buffer_info()[0], place.data_ptr(), size, wanted.buffer_info()[0],
+        blocks, first, run, block, keys.address, address, table.buffer_info()[0], total,
+        place.data_ptr(), size, wanted.buffer_info()[0],
     )  # fmt: skip
 
 
 @partial(Kernel, available=aes.available())
 def _blocks(job: Any) -> None:
-    counts, table, settings = numbers(job[BLOCKS]), numbers(job[PARTS]), floats(job[SETTINGS])
+    table, settings = numbers(job[TABLE]), floats(job[SETTINGS])
     place = job[ROOM] + 4 * taken(job, WORKERS) * job[SIZE]
     while True:
         i = taken(job, TAKEN)
         if i >= job[ITEMS]:
             break
-        start, stop = counts[i], counts[i + 1]
-        size = 0
-        for part in range(start, stop):
-            size += table[2 * part + 1]
+        start, which = i * job[BLOCK], 0
+        size = min(job[BLOCK], job[TOTAL] - start)
+        while start >= table[2 * which + 1]:
+            start -= table[2 * which + 1]
+            which += 1
         even = size + size % 2
-        segment, counter = job[SEGMENT] + i // job[RUN], 2 + i % job[RUN] * job[STEP] // 4
+        segment, counter = job[SEGMENT] + i // job[RUN], 2 + i % job[RUN] * (job[BLOCK] + SPARE) // 4
         many = (even + SPARE + aes.MADE - 1) // aes.MADE
         aes.stream(words(place), many, words(job[KEYS]), job[ADDRESS], _turned(segment), counter)
         uniform = place + 4 * (even + SPARE + aes.MADE)
-        if stop == start + 1 and even == size:
-            sums = table[2 * start]
-        else:
-            sums = uniform + 2 * even
-            _moved(table, start, stop, sums, True)
+        alone = start + size <= table[2 * which + 1] and even == size
+        sums = table[2 * which] + 4 * start if alone else uniform + 2 * even
+        if not alone:
+            _moved(table, which, start, size, sums, True)
         add_normals(carray(floats(sums), even), carray(words(place), even + SPARE), carray(floats(uniform), even // 2),
                     settings[0], settings[1], settings[2])  # fmt: skip
-        if sums != table[2 * start]:
-            _moved(table, start, stop, sums, False)
+        if not alone:
+            _moved(table, which, start, size, sums, False)
 
 
 @inner
-def _moved(table: Any, start: int, stop: int, together: int, there: bool) -> None:
-    """Copy the parts of a block to one place, or back."""
-    for part in range(start, stop):
-        one, other = floats(table[2 * part]), floats(together)
-        size = table[2 * part + 1]
-        for k in range(size):
+def _moved(table: Any, which: int, start: int, size: int, together: int, there: bool) -> None:
+    """Copy so many numbers, from the start in one tensor on and wherever they go on, to one place; or back."""
+    while size > 0:
+        many = min(size, table[2 * which + 1] - start)
+        one, other = floats(table[2 * which] + 4 * start), floats(together)
+        for k in range(many):
             if there:
                 other[k] = one[k]
             else:
                 one[k] = other[k]
-        together += 4 * size
+        together += 4 * many
+        size -= many
+        start, which = 0, which + 1
 
 
 @inner

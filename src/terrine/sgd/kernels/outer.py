@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from numba import types
-from numpy.typing import NDArray
 from torch import Tensor
 
 from terrine.sgd.kernels.frames import (
@@ -31,7 +29,7 @@ from terrine.sgd.kernels.frames import (
     framed,
     job,
 )
-from terrine.sgd.kernels.image import Image, every_step
+from terrine.sgd.kernels.image import Image, Table, every_step
 from terrine.sgd.kernels.team import AT, ITEMS, TABLE, TAKEN, WHOLE, Kernel, floats, inner, instruction, taken
 from terrine.sgd.kernels.team import numbers as table
 from terrine.sgd.kernels.tiles import TILES, Tile, fastest, measured, one_of
@@ -49,7 +47,7 @@ def gradients(image: Image, out: Tensor, rows: Tensor) -> tuple[bool, Tensor, Te
     squares, sums, frames = torch.empty(n), torch.empty(n, height), image.frames()
     _gradients.work(
         n, *job(image, frames, out, sums), *image.places, *image.strides, image.lines, image.dilation * image.steps[0],
-        image.run, turned, tile, places.ctypes.data, rows.data_ptr(), squares.data_ptr(),
+        image.run, turned, tile, places.address, rows.data_ptr(), squares.data_ptr(),
     )  # fmt: skip
     return turned, squares, sums
 
@@ -64,7 +62,7 @@ def summed(image: Image, out: Tensor) -> tuple[bool, Tensor]:
     threads = min(torch.get_num_threads(), image.lines * panels)
     _summed.work(
         threads, *job(image, frames, out, total), *image.places, *image.strides, image.lines,
-        image.dilation * image.steps[0], image.run, turned, tile, places.ctypes.data, total.data_ptr(), n, panels,
+        image.dilation * image.steps[0], image.run, turned, tile, places.address, total.data_ptr(), n, panels,
         max(1, some),
     )  # fmt: skip
     return turned, total
@@ -81,7 +79,7 @@ def _times(image: Image, height: int, lines: int) -> tuple[tuple[float, int], tu
     return (across, tile), (lines * along, other)
 
 
-def _chosen(image: Image, height: int, lines: int) -> tuple[bool, int, NDArray[np.int64]]:
+def _chosen(image: Image, height: int, lines: int) -> tuple[bool, int, Table]:
     """Whether outputs are what lies in vectors, the tile, and where the numbers lie that are spread against them.
 
     That may be numbers of so many lines of the kernel at once; outputs are spread against one line.
