@@ -23,9 +23,9 @@ from terrine.sgd.scratch import scratch
 
 log = logging.getLogger("terrine.sgd")
 
-BLOCK = 1 << 17
+BLOCK = 1 << 13
 """Most values made at once: few enough to stay in the cache."""
-RUN = 4
+RUN = 64
 """Blocks that are made from one segment of the keystream: a segment's key costs time."""
 
 
