@@ -3,8 +3,9 @@
     gram_pq = <row_p, row_q>,    q <= p
 
 A panel has the first numbers of its rows side by side, then their second ones, and so on: one number of another row,
-spread, meets a vector of them, and no sum has to be added up across a register in the end. It takes half the time of
-inner products of vectors where registers are few, and rows so many that what it takes to turn them is little.
+spread, meets a vector of them, and no sum has to be added up across a register in the end. Where registers are few,
+that takes less time than inner products of vectors once rows are many enough for turning them to be little: on one
+processor with AVX2, 4 to 10% less for 128 rows and a third less for 512.
 """
 
 from __future__ import annotations
