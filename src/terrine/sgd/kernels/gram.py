@@ -31,7 +31,7 @@ from terrine.sgd.kernels import cancelling, panels
 from terrine.sgd.kernels.dots import dots
 from terrine.sgd.kernels.frames import HEIGHT, NEXT, POSITIONS, added_up, cleared, framed, job
 from terrine.sgd.kernels.image import Image, every_step
-from terrine.sgd.kernels.panels import within
+from terrine.sgd.kernels.panels import put, within
 from terrine.sgd.kernels.team import (
     AT,
     ITEMS,
@@ -61,7 +61,6 @@ from terrine.sgd.kernels.vectors import (
     load,
     number,
     root,
-    store,
     total,
 )
 from terrine.sgd.scratch import scratch
@@ -195,11 +194,7 @@ def _tile(builder: Builder, rows: Value, starts: Value, lines: Value, step: Valu
           p: Value, q: Value, target: Value, more: Value) -> None:  # fmt: skip
     """<row_p, row_q> of a tile from rows p and columns q on, to its place or added to what is there."""
     left, right = (within(builder, rows, starts, first, many, positions) for first, many in ((p, HIGH), (q, LONG)))
-    made = dots(builder, left, right, lines, step, width, narrow=True)
-    for i, one in enumerate(made):
-        place = builder.gep(target, [number(i * LANES)])
-        before = builder.select(more, load(builder, place), ZERO)
-        store(builder, builder.fadd(one, before), place)
+    put(builder, dots(builder, left, right, lines, step, width, narrow=True), target, more)
 
 
 def _sum_of_both(high: int, long: int) -> Any:
