@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTS = ["-q", "-p", "no:cacheprovider", "-k", "every_image or every_tile or room", "test_kernels.py"]
+TESTS = ["-q", "-p", "no:cacheprovider", "-k", "every_image or every_tile or every_matrix or room"]
+TESTS += ["test_kernels.py", "test_matrices.py"]
 
 
 def run(*command: str, **setting: str) -> None:

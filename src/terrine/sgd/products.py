@@ -1,10 +1,11 @@
-"""Products of large matrices, by whichever of torch's two libraries is faster.
+"""Products of large matrices, by whatever is fastest.
 
 torch multiplies single precision by MKL. Where the processor has AVX-512, oneDNN, which torch has for convolutions,
 takes 5 to 30% less time for large matrices, but half a millisecond to make code for sizes that it has not met. A lot of
 n examples on average is of some sqrt(n) different sizes, so a product has to be the larger, the more examples it is of,
-to be worth it. Without AVX-512 it takes up to twice MKL's time. Sizes and the processor alone decide: a run that is
-resumed multiplies as it would have without a break.
+to be worth it. Without AVX-512 it takes up to twice MKL's time, but kernels of ours take less, see
+`kernels/matrices.py`. Sizes and the processor alone decide: a run that is resumed multiplies as it would have without
+a break.
 """
 
 from __future__ import annotations
@@ -15,12 +16,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from terrine.sgd import kernels
 from terrine.sgd.precision import is_exact
 
-WORTH = 1 << 24 if torch.backends.cpu.get_cpu_capability() == "AVX512" else math.inf
+_REGISTERS = torch.backends.cpu.get_cpu_capability()
+
+WORTH = 1 << 24 if _REGISTERS == "AVX512" else math.inf
 """Multiplications, times the root of the number of examples, from which on oneDNN is worth it."""
+
+
+OURS = 1 << 22 if _REGISTERS == "AVX2" else math.inf
+"""Multiplications from which on our kernels are worth it."""
+HIGH, DEEP, BROAD = 96, 64, 8
+"""Rows of the left matrix, k and rows of the right one from which on they are."""
 
 
 WIDE, NARROW = 5 << 18, 16
@@ -29,15 +39,16 @@ WIDE, NARROW = 5 << 18, 16
 
 def load() -> None:
     """Have the library's code in memory now: no step shall wait for it."""
-    if _is_there():
+    if _is_there() and not math.isinf(WORTH):
         some = torch.zeros(64, 64)
         _times(some, some, some[0])
         _times(some, some.t(), None)
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """inputs (..., d) times weight (e, d), (..., e), and a bias; None for small matrices. Nothing flows back."""
-    if not _is_large(inputs.numel() * len(weight), len(inputs)) or not _take(inputs, weight) or inputs.stride(-1) != 1:
+    """inputs (..., d) times weight (e, d), (..., e), and a bias; None for small matrices."""
+    large = _is_large(inputs.numel() * len(weight), len(inputs)) and inputs.stride(-1) == 1
+    if not (large or _are_ours(inputs, weight)) or not _take(inputs, weight):
         return None
     if inputs.requires_grad and torch.is_grad_enabled():
         return _Linear.apply(inputs, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
@@ -59,6 +70,16 @@ def weighted(left: Tensor, right: Tensor, factor: Tensor) -> Tensor | None:
         made = _turned_times(right, left, factor)
         return kernels.turn(made, torch.ones(width), torch.empty(height, width))
     return _turned_times(left, right, factor)
+
+
+def add_weighted(total: Tensor, left: Tensor, right: Tensor, factor: Tensor, fresh: bool) -> bool:
+    """total (e, d), contiguous, += the same, or = where it is fresh; whether it was large enough."""
+    n, positions, height = left.shape
+    if not is_ours(height, right.shape[2], n * positions) or not _take(left, right, total):
+        return False
+    left, right, factor = flattened(left, right, factor.to(left.dtype).contiguous())
+    kernels.multiply(left.t(), right.t(), total, factor=factor, more=not fresh)
+    return True
 
 
 def _narrow(left: Tensor, right: Tensor, factor: Tensor) -> Tensor | None:
@@ -109,8 +130,25 @@ class _Linear(torch.autograd.Function):
 
 def _times(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     """left (..., k) times right (n, k), either way round in memory."""
-    made: Tensor = torch.ops.mkldnn._linear_pointwise.default(left, right, bias, "none", [], "")
-    return made
+    if _are_ours(left, right):
+        made = left.new_empty(*left.shape[:-1], len(right))
+        kernels.multiply(left.flatten(0, -2), right, made.flatten(0, -2), bias=bias)
+        return made
+    if math.isinf(WORTH):
+        return functional.linear(left, right, bias)
+    found: Tensor = torch.ops.mkldnn._linear_pointwise.default(left, right, bias, "none", [], "")
+    return found
+
+
+def _are_ours(left: Tensor, right: Tensor) -> bool:
+    """Whether left (..., k) times right (n, k) is a product for our kernels."""
+    *rows, many = left.shape
+    return is_ours(math.prod(rows), len(right), many) and left.is_contiguous() and 1 in right.stride()
+
+
+def is_ours(rows: int, columns: int, many: int) -> bool:
+    """Whether a product of these sizes is one for our kernels."""
+    return rows * columns * many >= OURS and rows >= HIGH and many >= DEEP and columns >= BROAD
 
 
 def _is_large(size: int, examples: int) -> bool:
@@ -118,9 +156,9 @@ def _is_large(size: int, examples: int) -> bool:
 
 
 def _take(*matrices: Tensor) -> bool:
-    """Whether oneDNN has these: single precision in the processor's memory, and no reduced precision is allowed."""
-    plain = all(one.dtype is torch.float32 and one.device.type == "cpu" for one in matrices)
-    return plain and _is_there() and not torch.is_autocast_enabled("cpu") and is_exact()
+    """Whether these are ours to multiply: single precision in the processor's memory, no reduced one is allowed."""
+    plain = all(one.dtype is torch.float32 and one.is_cpu for one in matrices)
+    return plain and (not math.isinf(OURS) or _is_there()) and not torch.is_autocast_enabled("cpu") and is_exact()
 
 
 @lru_cache(maxsize=1)

@@ -150,6 +150,8 @@ class Outer:
             else:
                 Dense(self._rows).add_to(total, factor, fresh)
             return
+        if products.add_weighted(flat, gradients, inputs, factor, fresh):
+            return
         made = self.made(factor) if total.dtype is gradients.dtype else None
         if made is not None:
             _ = flat.copy_(made) if fresh else flat.add_(made)

@@ -29,16 +29,20 @@ class Single:
     def squares(self) -> Tensor:
         return self._squares
 
-    def made(self, factor: Tensor) -> Tensor:
-        """The weighted sum in memory of its own."""
+    def made(self, factor: Tensor) -> Tensor | None:
+        """The weighted sum in memory of its own, where that is faster."""
         if self.inputs.numel() >= products.WIDE or self.gradients.numel() >= products.WIDE:
             made = products.weighted(self.gradients.unsqueeze(1), self.inputs.unsqueeze(1), factor)
             if made is not None:
                 return made
+        if products.is_ours(self.gradients.shape[1], self.inputs.shape[1], len(self.inputs)):
+            return None
         left, right = self._factors(factor)
         return torch.mm(left, right)
 
     def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+        if products.add_weighted(total, self.gradients.unsqueeze(1), self.inputs.unsqueeze(1), factor, fresh):
+            return
         left, right = self._factors(factor)
         total.addmm_(left.to(total.dtype), right.to(total.dtype), beta=float(not fresh))
 

@@ -8,6 +8,7 @@
     slices.py      the same, and weighted sums, of numbers laid out for it before
     tiles.py       what both are made of
     weighted.py    their weighted sum
+    matrices.py    products of matrices
     turning.py     a matrix turned
     groups.py      group normalisation
     pooling.py     the largest of every window
@@ -58,6 +59,7 @@ __all__ = [
     "in_order",
     "linear_squares",
     "load",
+    "multiply",
     "prefers_direct",
     "squared_counts",
     "stepping",
@@ -81,6 +83,7 @@ def load() -> None:
         gram,
         groups,
         lengths,
+        matrices,
         normals,
         outer,
         pooling,
@@ -156,6 +159,13 @@ def clip(squares: Sequence[Tensor], scale: float, bound: float) -> tuple[Tensor,
     from terrine.sgd.kernels.lengths import clip
 
     return clip(squares, scale, bound)
+
+
+def multiply(left: Tensor, right: Tensor, target: Tensor, **given: Any) -> Tensor:
+    """Fill target (m, n) with left (m, k) times right (n, k), transposed, see `matrices.py`."""
+    from terrine.sgd.kernels.matrices import multiply
+
+    return multiply(left, right, target, **given)
 
 
 def turn(rows: Tensor, factor: Tensor, target: Tensor) -> Tensor:

@@ -94,6 +94,13 @@ def store(builder: Builder, value: Value, pointer: Value, mask: Value | None = N
     builder.call(function, [value, builder.bitcast(pointer, VECTOR.as_pointer()), ir.Constant(I32, 4), mask])
 
 
+def prefetch(builder: Builder, pointer: Value, written: bool = False, close: int = 3) -> None:
+    """Have what will be read, or written, there come closer; whether there is anything does not matter."""
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [pointer, *(ir.Constant(I32, value) for value in (int(written), close, 1))])
+
+
 class Sums:
     """Vectors that are added to in a loop, in registers of their own."""
 
