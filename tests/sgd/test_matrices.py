@@ -97,9 +97,8 @@ def test_what_does_not_fit_is_never_multiplied(left, right, target, others):
 @pytest.mark.parametrize("width", [9, 400])
 def test_layers_by_our_products(width, monkeypatch):
     """Outputs, gradients of the input and weighted sums: at one position and at several, of small and large weights."""
-    monkeypatch.setattr(products, "OURS", 0)
-    for least in ("HIGH", "DEEP", "BROAD"):
-        monkeypatch.setattr(products, least, 1)
+    for least in ("OURS", "FEW", "HIGH", "DEEP", "BROAD"):
+        monkeypatch.setattr(products, least, 0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(width, 40), nn.Tanh(), nn.Linear(40, 700), nn.Tanh(), nn.Linear(700, 7, bias=False))
     for x in (torch.randn(5, width), torch.randn(5, 3, width), torch.randn(3, 5, 2 * width)[..., ::2].transpose(0, 1)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -230,6 +231,7 @@ def test_parts_hold_all_examples_and_are_worth_a_pass(activations, size, paramet
     parts = recorded(activations, size, parameters)
     assert sum(parts) == size
     assert min(parts) > 0
+    assert all(later <= earlier + 1 for earlier, later in pairwise(parts))  # but for rounding, the last is the smallest
     if activations * size < 40 << 20:
         assert parts == [size]
     total = activations * size

@@ -27,8 +27,8 @@ WORTH = 1 << 24 if _REGISTERS == "AVX512" else math.inf
 """Multiplications, times the root of the number of examples, from which on oneDNN is worth it."""
 
 
-OURS = 1 << 22 if _REGISTERS == "AVX2" else math.inf
-"""Multiplications from which on our kernels are worth it."""
+OURS, FEW = (1 << 25, 1 << 22) if _REGISTERS == "AVX2" else (math.inf, math.inf)
+"""Multiplications from which on our kernels are worth it: in general, and where the right matrix has few rows."""
 HIGH, DEEP, BROAD = 96, 64, 8
 """Rows of the left matrix, k and rows of the right one from which on they are."""
 
@@ -148,7 +148,8 @@ def _are_ours(left: Tensor, right: Tensor) -> bool:
 
 def is_ours(rows: int, columns: int, many: int) -> bool:
     """Whether a product of these sizes is one for our kernels."""
-    return rows * columns * many >= OURS and rows >= HIGH and many >= DEEP and columns >= BROAD
+    least = FEW if columns <= NARROW else OURS
+    return rows * columns * many >= least and rows >= HIGH and many >= DEEP and columns >= BROAD
 
 
 def _is_large(size: int, examples: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,7 @@ SHARE = 0.85  # of what the plain step would keep
 RECORDED, PASSES = 40 << 20, 8  # bytes of a recorded part that are worth it, alone and for each byte of parameters
 HALF = 68 << 20  # the same for half of a lot, where a part would be of few examples
 WAITING = 0.36  # of what the whole lot takes: a recorded part that is not too large
+FALL = 0.25  # by how much the first of several recorded parts is larger than their mean, and the last one smaller
 MANY = 64  # examples of a part that are worth it although the lot is modest
 SLACK = 1.1  # a lot that is only a little larger than one part is not cut
 
@@ -71,6 +73,13 @@ def evenly(size: int, most: int) -> list[int]:
     return [stop - start for start, stop in chunks(size, max(-(-size // parts), 1))]
 
 
+def falling(size: int, parts: int) -> list[int]:
+    """`size` examples as so many parts, each smaller than the one before: from FALL more than the mean to FALL less."""
+    shares = [1 + FALL * (parts - 1 - 2 * i) / max(parts - 1, 1) for i in range(parts)]
+    stops = [round(size * sum(shares[: i + 1]) / parts) for i in range(parts)]
+    return [stop - start for start, stop in pairwise([0, *stops]) if stop > start]
+
+
 def fitting(activations: float, gradients: float, size: int, parameters: int) -> int:
     """How many examples make one part of a lot: what the plain step would keep, for activations and kept gradients."""
     least = MODEST if gradients <= FEW * activations else LEAST
@@ -86,8 +95,8 @@ def within(memory: float, activations: float, gradients: float) -> int:
 def recorded(activations: float, size: int, parameters: int) -> list[int]:
     """The parts of a lot whose activations all wait for its backward pass, to which each part adds what it needs.
 
-    Equally large: what one part leaves in memory is what the next one takes. None so small that its passes over the
-    weights and the sums are dear.
+    The last one, which goes back first, finds the activations of all others in memory, and is the smallest. None is so
+    small that its passes over the weights and the sums are dear.
     """
     total = activations * size
     most = max(RECORDED + PASSES * parameters, WAITING * total)
@@ -95,4 +104,4 @@ def recorded(activations: float, size: int, parameters: int) -> list[int]:
         most = max(most, min(HALF, 0.5 * total))
     part = int(most / max(activations, 1.0))
     whole = SLACK * most >= total or (total <= MODEST and part < MANY)
-    return evenly(size, size if whole else max(1, part))
+    return [size] if whole else falling(size, len(evenly(size, max(1, part))))

@@ -96,7 +96,8 @@ def multiply(left: Tensor, right: Tensor, target: Tensor, *, factor: Tensor | No
     for one, size in ((factor, many), (bias, n)):
         if one is not None and (one.shape != (size,) or not one.is_contiguous()):
             raise ValueError(f"factor or bias {tuple(one.shape)}: want ({size},)")
-    if factor is not None and _steps(left)[0] != 1:
+    steps = _steps(left)
+    if factor is not None and steps[0] != 1:
         raise ValueError("factors want the rows of the left matrix side by side")
     depth = evenly(many, max(FAR, LAID // (-(-n // LONG) * LONG)))
     deepest, columns = evenly(depth, DEEP), min(n, LAID // depth // LONG * LONG)
@@ -105,7 +106,7 @@ def multiply(left: Tensor, right: Tensor, target: Tensor, *, factor: Tensor | No
     laid = scratch("panels", (-(-depth // deepest), -(-columns // LONG), LONG * deepest), target)
     room = scratch("groups of rows", (threads, TALL // HIGH, HIGH * deepest + LANES), target)
     _multiply.work(
-        len(starts.numbers) - 1, left.data_ptr(), *_steps(left), right.data_ptr(), *_steps(right), m, n, many,
+        len(starts.numbers) - 1, left.data_ptr(), *steps, right.data_ptr(), *_steps(right), m, n, many,
         0 if factor is None else factor.data_ptr(), 0 if bias is None else bias.data_ptr(), target.data_ptr(),
         target.stride(0), more, depth, deepest, columns, starts.address, room.data_ptr(), room[0].numel(),
         laid.data_ptr(), 0,
