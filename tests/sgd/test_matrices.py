@@ -18,7 +18,7 @@ from terrine.sgd.kernels.matrices import HIGH, LONG
 SIZES = st.sampled_from([1, 2, HIGH - 1, HIGH, HIGH + 1, LONG - 1, LONG, LONG + 1, 5 * HIGH + 2, 3 * LONG + 3, 100])
 LAYOUTS = st.sampled_from(["rows", "columns", "apart", "columns apart"])
 
-PARTS = [{"LAID": matrices.LAID}, {"LAID": 7 * LONG, "FAR": 7, "DEEP": 3}, {"LAID": 90 * LONG, "FAR": 32, "DEEP": 32}]
+PARTS = [{"LAID": matrices.LAID}, {"LAID": 7 * LONG, "DEEP": 3}, {"LAID": 90 * LONG, "DEEP": 32}]
 """How much is laid out at a time, which decides how many rounds there are."""
 
 

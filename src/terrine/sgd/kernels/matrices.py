@@ -66,8 +66,8 @@ LONG = VECTORS * LANES
 """A tile: rows of the left matrix, at most as many as a register has numbers, by rows of the right one."""
 DEEP = 320
 """Most k that a tile adds up: a panel of the right matrix stays in the innermost cache while the left one's go by."""
-FAR, LAID = 1024, 1 << 20
-"""Most k, and most numbers of the right matrix, that are laid out at a time; of few rows more k."""
+LAID = 5 << 16
+"""Most numbers of the right matrix that are laid out at a time."""
 TALL, LEAST = 24 * HIGH, 2 * HIGH
 """Most rows of the left matrix that a ticket multiplies, which stay in a core's cache; and the least."""
 SHORT = 4 * LONG
@@ -99,16 +99,17 @@ def multiply(left: Tensor, right: Tensor, target: Tensor, *, factor: Tensor | No
     steps = _steps(left)
     if factor is not None and steps[0] != 1:
         raise ValueError("factors want the rows of the left matrix side by side")
-    depth = evenly(many, max(FAR, LAID // (-(-n // LONG) * LONG)))
-    deepest, columns = evenly(depth, DEEP), min(n, LAID // depth // LONG * LONG)
+    across = -(-n // LONG)
+    depth = evenly(many, max(DEEP, LAID // (across * LONG)))
+    deepest, panels = evenly(depth, DEEP), evenly(across, LAID // (depth * LONG))
     threads = torch.get_num_threads()
     starts = _starts(m, threads)
-    laid = scratch("panels", (-(-depth // deepest), -(-columns // LONG), LONG * deepest), target)
-    room = scratch("groups of rows", (threads, TALL // HIGH, HIGH * deepest + LANES), target)
+    laid = scratch("panels", (-(-depth // deepest), panels, LONG * deepest), target)
+    room = scratch("left panels", (threads, TALL // HIGH, HIGH * deepest + LANES), target)
     _multiply.work(
         len(starts.numbers) - 1, left.data_ptr(), *steps, right.data_ptr(), *_steps(right), m, n, many,
         0 if factor is None else factor.data_ptr(), 0 if bias is None else bias.data_ptr(), target.data_ptr(),
-        target.stride(0), more, depth, deepest, columns, starts.address, room.data_ptr(), room[0].numel(),
+        target.stride(0), more, depth, deepest, panels * LONG, starts.address, room.data_ptr(), room[0].numel(),
         laid.data_ptr(), 0,
     )  # fmt: skip
     return target
@@ -226,8 +227,7 @@ def _lay_right(job: Any, j: int, columns: int, start: int, first: int, last: int
 @inner
 def _panel(job: Any, column: int, k: int) -> Any:
     """Where a panel of the right matrix is laid out."""
-    deepest, panels = job[DEEPEST], (job[SOME] + LONG - 1) // LONG
-    return job[PANELS] + 4 * (k // deepest * panels + column // LONG) * LONG * deepest
+    return job[PANELS] + 4 * (k // job[DEEPEST] * (job[SOME] // LONG) + column // LONG) * LONG * job[DEEPEST]
 
 
 def _copying(name: str, width: int) -> Any:
