@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from terrine.sgd import pages
 
@@ -42,3 +43,17 @@ def test_whoever_has_set_it_keeps_it(told, monkeypatch):
     with pages.aside():
         pass
     assert told == []
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (200, 100), (7, 0, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_block_is_an_ordinary_tensor(shape, dtype):
+    """It may be changed in place, by whoever gets it, and has a little more memory than it needs."""
+    made = pages.block(shape, dtype)
+    assert (made.shape, made.dtype, made.is_contiguous(), made._is_view()) == (shape, dtype, True, False)
+    assert made.untyped_storage().nbytes() >= made.numel() * made.element_size()
+    torch.testing.assert_close(made.fill_(2.0).sum(), torch.tensor(2.0 * made.numel(), dtype=dtype))
+
+
+def test_a_large_block_leaves_room_for_another():
+    assert pages.block((200, 100), torch.float32).untyped_storage().nbytes() == 4 * (200 * 100 + pages.SPARE)

@@ -8,10 +8,14 @@ small network. Whoever has set malloc's thresholds by the environment has had a 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+
+import torch
+from torch import Tensor
 
 TRIM, MMAP = -1, -3
 """M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h."""
@@ -23,6 +27,8 @@ BLOCK = 32 << 20
 
 SMALL = 64 << 10
 """The same, for what will not come again."""
+MODEST, SPARE = 1 << 14, 64
+"""Numbers of a block from which on its place matters, and that it has more than were asked for."""
 
 
 @lru_cache(maxsize=1)
@@ -44,6 +50,23 @@ def aside() -> Iterator[None]:
         yield
     finally:
         _told(MMAP, BLOCK)
+
+
+def block(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Uninitialised memory of the processor whose place, once it is free, has room for a block of the same size.
+
+    torch wants its blocks to begin at whole lines of the cache. glibc before 2.38 looks for some more bytes then, and
+    passes over a hole that a block of that very size has left: memory would grow with every step.
+    """
+    size = math.prod(shape)
+    if size < MODEST:
+        return torch.empty(shape, dtype=dtype)
+    made = torch.empty(size + SPARE, dtype=dtype)
+    return made.set_(made.untyped_storage(), 0, shape, _strides(shape))
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _told(setting: int, value: int) -> bool:

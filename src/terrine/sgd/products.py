@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd import kernels
+from terrine.sgd import kernels, pages
 from terrine.sgd.precision import is_exact
 
 _REGISTERS = torch.backends.cpu.get_cpu_capability()
@@ -131,7 +131,7 @@ class _Linear(torch.autograd.Function):
 def _times(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     """left (..., k) times right (n, k), either way round in memory."""
     if _are_ours(left, right):
-        made = left.new_empty(*left.shape[:-1], len(right))
+        made = pages.block((*left.shape[:-1], len(right)), left.dtype)
         kernels.multiply(left.flatten(0, -2), right, made.flatten(0, -2), bias=bias)
         return made
     if math.isinf(WORTH):
