@@ -22,6 +22,13 @@ PARTS = [{"LAID": matrices.LAID}, {"LAID": 7 * LONG, "DEEP": 3}, {"LAID": 90 * L
 """How much is laid out at a time, which decides how many rounds there are."""
 
 
+@pytest.fixture
+def always_ours(monkeypatch):
+    """No product is too small for our kernel."""
+    for least in ("OURS", "FEW", "HIGH", "DEEP", "BROAD"):
+        monkeypatch.setattr(products, least, 0)
+
+
 def laid_out(rows, columns, how):
     """A matrix of random numbers whose rows, or columns, lie side by side; or a part of a larger one."""
     if how.startswith("columns"):
@@ -95,10 +102,8 @@ def test_what_does_not_fit_is_never_multiplied(left, right, target, others):
 
 
 @pytest.mark.parametrize("width", [9, 400])
-def test_layers_by_our_products(width, monkeypatch):
+def test_layers_by_our_products(width, always_ours):
     """Outputs, gradients of the input and weighted sums: at one position and at several, of small and large weights."""
-    for least in ("OURS", "FEW", "HIGH", "DEEP", "BROAD"):
-        monkeypatch.setattr(products, least, 0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(width, 40), nn.Tanh(), nn.Linear(40, 700), nn.Tanh(), nn.Linear(700, 7, bias=False))
     for x in (torch.randn(5, width), torch.randn(5, 3, width), torch.randn(3, 5, 2 * width)[..., ::2].transpose(0, 1)):
@@ -107,3 +112,31 @@ def test_layers_by_our_products(width, monkeypatch):
             found = clipped_sum(*given, clip=0.5)
         assert ours.called
         assert_same(found, loop(*given, 0.5), 1e-4)
+
+
+@pytest.mark.parametrize("criterion", [lambda o, _: o.sum(), lambda o, _: o.flatten(1)[:, 0]])
+@pytest.mark.parametrize("positions", [(), (3,)])
+def test_gradients_that_lie_in_memory_once_for_all(criterion, positions, always_ours):
+    """As those of a sum do, whose numbers are all the same."""
+    torch.manual_seed(0)
+    given = nn.Linear(9, 7), criterion, torch.randn(5, *positions, 9), torch.zeros(5)
+    assert_same(clipped_sum(*given, clip=0.5), loop(*given, 0.5), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias"),
+    [
+        (torch.ones(7, 9), torch.ones(1)),
+        (torch.ones(7, 9), torch.ones(14)[::2]),
+        (torch.ones(14, 18)[::2, ::2], torch.ones(7)),
+        (torch.ones(9, 7).t(), None),
+        (torch.ones(9), None),
+    ],
+)
+def test_linear_maps_are_torchs_whatever_they_are_given(weight, bias, always_ours):
+    x = torch.randn(5, 9)
+    made = products.linear(x, weight, bias)
+    if made is not None:
+        torch.testing.assert_close(made, nn.functional.linear(x, weight, bias))
+    assert products.linear(x, torch.ones(7, 9), torch.ones(7, dtype=torch.float64)) is None
+    assert products.linear(x, torch.ones(7, 8)) is None

@@ -48,7 +48,7 @@ def load() -> None:
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """inputs (..., d) times weight (e, d), (..., e), and a bias; None for small matrices."""
     large = _is_large(inputs.numel() * len(weight), len(inputs)) and inputs.stride(-1) == 1
-    if not (large or _are_ours(inputs, weight)) or not _take(inputs, weight):
+    if not (large or _are_ours(inputs, weight, bias)) or not _take(inputs, weight, *() if bias is None else (bias,)):
         return None
     if inputs.requires_grad and torch.is_grad_enabled():
         return _Linear.apply(inputs, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
@@ -78,6 +78,7 @@ def add_weighted(total: Tensor, left: Tensor, right: Tensor, factor: Tensor, fre
     if not is_ours(height, right.shape[2], n * positions) or not _take(left, right, total):
         return False
     left, right, factor = flattened(left, right, factor.to(left.dtype).contiguous())
+    left, right = (one if one.stride(1) == 1 else one.contiguous() for one in (left, right))
     kernels.multiply(left.t(), right.t(), total, factor=factor, more=not fresh)
     return True
 
@@ -130,7 +131,7 @@ class _Linear(torch.autograd.Function):
 
 def _times(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     """left (..., k) times right (n, k), either way round in memory."""
-    if _are_ours(left, right):
+    if _are_ours(left, right, bias):
         made = pages.block((*left.shape[:-1], len(right)), left.dtype)
         kernels.multiply(left.flatten(0, -2), right, made.flatten(0, -2), bias=bias)
         return made
@@ -140,10 +141,13 @@ def _times(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     return found
 
 
-def _are_ours(left: Tensor, right: Tensor) -> bool:
-    """Whether left (..., k) times right (n, k) is a product for our kernels."""
+def _are_ours(left: Tensor, right: Tensor, bias: Tensor | None) -> bool:
+    """Whether left (..., k) times right (n, k) is a product for our kernels; of what does not fit, torch says so."""
     *rows, many = left.shape
-    return is_ours(math.prod(rows), len(right), many) and left.is_contiguous() and 1 in right.stride()
+    if not is_ours(math.prod(rows), len(right), many) or right.shape != (len(right), many):
+        return False
+    shifts = bias is None or (bias.shape == (len(right),) and bias.is_contiguous())
+    return shifts and left.is_contiguous() and 1 in right.stride()
 
 
 def is_ours(rows: int, columns: int, many: int) -> bool:

@@ -41,7 +41,7 @@ from terrine.sgd.kernels.team import (
     numbers,
     taken,
 )
-from terrine.sgd.kernels.tiles import Tile
+from terrine.sgd.kernels.tiles import Tile, put
 from terrine.sgd.kernels.vectors import (
     I32,
     I64,
@@ -345,12 +345,4 @@ def _tile(builder: Builder, group: Value, panel: Value, depth: Value, lanes: Val
         right = builder.gep(panel, [builder.mul(k.index, number(LONG))])
         vectors = [load(builder, builder.gep(right, [number(v * LANES)])) for v in range(VECTORS)]
         tile.add(vectors, [builder.gep(left, [number(r)]) for r in range(HIGH)])
-
-    def put(made: Value, place: Value, mask: Value | None) -> None:
-        with builder.if_else(more) as (there, fresh):
-            with there:
-                store(builder, builder.fadd(made, load(builder, place, mask)), place, mask)
-            with fresh:
-                store(builder, made, place, mask)
-
-    tile.write(target, apart, put)
+    tile.write(target, apart, lambda made, place, mask: put(builder, made, place, mask, more))

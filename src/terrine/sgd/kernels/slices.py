@@ -21,7 +21,7 @@ from terrine.sgd.kernels import outer
 from terrine.sgd.kernels.frames import APART, HEIGHT, NEXT, OUT, OUTS, OUTS_APART, PIXELS, POSITIONS, added_up, job
 from terrine.sgd.kernels.image import Image
 from terrine.sgd.kernels.team import AT, ITEMS, TAKEN, WHOLE, WORKERS, Kernel, floats, inner, instruction, taken
-from terrine.sgd.kernels.tiles import TILES, Tile, fastest, measured
+from terrine.sgd.kernels.tiles import TILES, Tile, fastest, measured, put
 from terrine.sgd.kernels.vectors import (
     LANES,
     Builder,
@@ -245,15 +245,11 @@ def _build(builder: Builder, vectors: int, high: int, image: Value, area: Value,
             taken = [load(builder, builder.gep(at, [number(v * LANES)])) for v in range(vectors)]
             tile.add(taken, beside.next(high))
 
-    def put(made: Value, place: Value, mask: Value | None) -> None:
+    def written(made: Value, place: Value, mask: Value | None) -> None:
         squares.add(0, made, made)
-        with builder.if_else(more) as (there, fresh):
-            with there:
-                store(builder, builder.fadd(made, load(builder, place, mask)), place, mask)
-            with fresh:
-                store(builder, made, place, mask)
+        put(builder, made, place, mask, more)
 
-    tile.write(target, apart, put)
+    tile.write(target, apart, written)
     return total(builder, squares.values()[0])
 
 

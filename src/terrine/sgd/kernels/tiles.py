@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from numba.core import cgutils
 
-from terrine.sgd.kernels.vectors import F32, LANES, REGISTERS, Builder, Sums, Value, below, every, number
+from terrine.sgd.kernels.vectors import F32, LANES, REGISTERS, Builder, Sums, Value, below, every, load, number, store
 
 TILES = (
     ((1, 8), (1, 16), (1, 12), (2, 8), (2, 12), (3, 8), (4, 6), (6, 4)) if REGISTERS >= 32 else ((1, 8), (2, 6), (3, 4))
@@ -56,6 +56,15 @@ def measured(builder: Builder, tile: Value, build: Callable[..., Value], *argume
         for vectors, high in tiles:
             builder.store(build(builder, vectors, high, *arguments), found)
     return builder.load(found)
+
+
+def put(builder: Builder, made: Value, place: Value, mask: Value | None, more: Value) -> None:
+    """A vector of sums to its place, or added to what is there."""
+    with builder.if_else(more) as (there, fresh):
+        with there:
+            store(builder, builder.fadd(made, load(builder, place, mask)), place, mask)
+        with fresh:
+            store(builder, made, place, mask)
 
 
 class Tile:
