@@ -61,12 +61,7 @@ def block(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     size = math.prod(shape)
     if size < MODEST:
         return torch.empty(shape, dtype=dtype)
-    made = torch.empty(size + SPARE, dtype=dtype)
-    return made.set_(made.untyped_storage(), 0, shape, _strides(shape))
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return torch.empty(size + SPARE, dtype=dtype).resize_(shape)
 
 
 def _told(setting: int, value: int) -> bool:
