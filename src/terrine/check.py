@@ -8,10 +8,19 @@ from typing import Any
 
 from terrine.errors import InvalidArgument
 
+SMALLEST_DELTA = 1e-300
+"""Below it floating point has no digits left to prove anything with."""
+
 
 def refuse(name: str, value: Any, wanted: str, hint: str = "") -> InvalidArgument:
     """The error for `value`, ready to raise."""
-    return InvalidArgument(f"{name}={value!r}: want {wanted}" + (f"; {hint}" if hint else ""))
+    return InvalidArgument(f"{name}={_shown(value)}: want {wanted}" + (f"; {hint}" if hint else ""))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > 200:  # Python itself refuses to write very long ones
+        return f"a whole number of {value.bit_length()} bits"
+    return repr(value)
 
 
 def number(name: str, value: Any, wanted: str = "a number", hint: str = "") -> float:
@@ -56,6 +65,14 @@ def open_unit(name: str, value: Any, hint: str = "") -> float:
     result = number(name, value, f"0 < {name} < 1", hint)
     if not 0 < result < 1:
         raise refuse(name, value, f"0 < {name} < 1", hint)
+    return result
+
+
+def delta(name: str, value: Any, hint: str = "") -> float:
+    """The delta of (epsilon, delta)-DP, where it must not be 0."""
+    result = open_unit(name, value, hint)
+    if result < SMALLEST_DELTA:
+        raise refuse(name, value, f"{SMALLEST_DELTA:g} <= {name} < 1", hint or "floating point ends there")
     return result
 
 

@@ -20,9 +20,11 @@ from terrine.events import (
     Laplace,
     Neighbours,
     NonPrivate,
+    PoissonCount,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    RandomStopping,
     Repeated,
     ShuffledEpoch,
 )
@@ -363,8 +365,8 @@ def test_nothing_costs_nothing():
 def test_what_cannot_be_bounded_is_refused():
     with pytest.raises(UnsupportedEvent, match="NonPrivate"):
         accounting.epsilon(Composed([Gaussian(noise=1.0), NonPrivate()]), delta=1e-5)
-    inside = PoissonSampled(Composed([Laplace(noise=1.0), Gaussian(noise=1.0)]), rate=0.1)
-    with pytest.raises(UnsupportedEvent, match="Composed"):
+    inside = PoissonSampled(RandomStopping(Gaussian(noise=1.0), PoissonCount(mean=2.0)), rate=0.1)
+    with pytest.raises(UnsupportedEvent, match="RandomStopping"):
         accounting.epsilon(inside, delta=1e-5)
 
 

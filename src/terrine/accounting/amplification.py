@@ -10,14 +10,19 @@ import math
 from terrine import check
 
 _OUTWARD = 1 + 1e-14
+_LEAST = 5e-324
+"""Nothing but 0 costs 0, however small."""
+_OVERFLOWS = 700.0
+"""From here on e^epsilon does not fit into a float."""
 
 
 def poisson(epsilon: float, *, rate: float) -> float:
     """ln(1 + q (e^eps - 1)): each unit independently, add/remove neighbours; tight. [BBG18] Theorem 8"""
     epsilon, rate = check.not_negative("epsilon", epsilon), check.rate("rate", rate)
-    if epsilon < 30:
-        return math.log1p(rate * math.expm1(epsilon)) * _OUTWARD
-    return (epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))) * _OUTWARD
+    if epsilon < _OVERFLOWS:
+        return math.log1p(rate * math.expm1(epsilon)) * _OUTWARD + _LEAST
+    found = epsilon + math.log(rate) + math.log1p((1 - rate) / rate * math.exp(-epsilon))
+    return min(epsilon, found + 1e-15 * (epsilon - math.log(rate)))  # what the difference may have lost
 
 
 def without_replacement(epsilon: float, *, size: int, population: int) -> float:
@@ -32,7 +37,7 @@ def without_replacement(epsilon: float, *, size: int, population: int) -> float:
 def loose(epsilon: float, *, rate: float) -> float:
     """2 q (e^eps - e^-eps): the first of the lectures' two bounds; sound, but loose. [BBKN14]"""
     epsilon, rate = check.not_negative("epsilon", epsilon), check.rate("rate", rate)
-    return 2 * rate * (math.expm1(epsilon) - math.expm1(-epsilon)) * _OUTWARD if epsilon < 700 else math.inf
+    return 2 * rate * (math.expm1(epsilon) - math.expm1(-epsilon)) * _OUTWARD if epsilon < _OVERFLOWS else math.inf
 
 
 def linear(epsilon: float, *, rate: float) -> float:

@@ -23,6 +23,7 @@ from terrine.accounting.inversion import Inversion, choose
 from terrine.accounting.loss_distribution import LARGEST_LISTED, Cells, Losses, Pair, Side, lower, pair, upper
 from terrine.accounting.quadrature import Crowded, Line, Nodes
 from terrine.accounting.rare import apart
+from terrine.accounting.reach import within_floats
 from terrine.accounting.renyi import gaussian_noise
 from terrine.accounting.saddle import log_saddle_delta, saddle, saddle_at
 from terrine.errors import UnsupportedEvent
@@ -64,6 +65,8 @@ _BLURRED = 0.01
 """Share of epsilon past which a blur may hide what happens there."""
 _TAIL = 1e-5
 """Share of delta that may escape through the atoms' tails."""
+_LEAST_TAIL = 1e-307
+"""Less than this floating point cannot hold."""
 _STEEP = 150.0
 """Past this tilt x epsilon a guess from coarse cells lands too far from the answer."""
 _LEAST_NOISE = 0.2
@@ -72,16 +75,18 @@ _DOUBTFUL = 2e-3
 """Share of delta lost to rounding past which a shorter tail is tried."""
 
 
+@within_floats(by="the certified accountant")
 def epsilon(event: Event, *, delta: float) -> float:
     """The tightest proven upper bound on epsilon at `delta`.
 
     Raises:
         UnsupportedEvent: some part of the event has no proven bound.
     """
-    delta = check.open_unit("delta", delta)
+    delta = check.delta("delta", delta)
     return _Account(event).epsilon(delta, upper)
 
 
+@within_floats(by="the certified accountant")
 def delta(event: Event, *, epsilon: float, near: float | None = None) -> float:
     """The tightest proven upper bound on delta at `epsilon`; it comes faster, and no less proven, if it is about
     `near`."""
@@ -89,6 +94,7 @@ def delta(event: Event, *, epsilon: float, near: float | None = None) -> float:
     return _Account(event).delta(epsilon, upper, near)
 
 
+@within_floats(by="the certified accountant")
 def estimate_log_delta(event: Event, *, epsilon: float, near: float) -> float:
     """log of a rough delta, in a millisecond: for searches, never to be reported."""
     account = _Account(event)
@@ -100,14 +106,21 @@ def estimate_log_delta(event: Event, *, epsilon: float, near: float) -> float:
     return log_saddle_delta(coarse, saddle_at(coarse, epsilon), epsilon)
 
 
+@within_floats(by="the certified accountant")
+def least_epsilon(event: Event, *, delta: float, near: float) -> float:
+    """A proven lower bound on epsilon at `delta`, for the worst mechanism that the event describes; `near` is an upper
+    bound on it."""
+    return _Account(event).epsilon(delta, lower, near=near if math.isfinite(near) else 0.0)
+
+
+@within_floats(by="the certified accountant")
 def bounds(event: Event, *, delta: float) -> Bounds:
     """A proven enclosure of the smallest epsilon at `delta`, for the worst mechanism that the event describes."""
-    delta = check.open_unit("delta", delta)
-    account = _Account(event)
-    high = account.epsilon(delta, upper)
-    return Bounds(min(account.epsilon(delta, lower, near=high), high), high)
+    high = epsilon(event, delta=delta)
+    return Bounds(min(least_epsilon(event, delta=delta, near=high), high), high)
 
 
+@within_floats(by="the certified accountant")
 def delta_bounds(event: Event, *, epsilon: float) -> Bounds:
     """A proven enclosure of the smallest delta at `epsilon`."""
     epsilon = check.not_negative("epsilon", epsilon)
@@ -159,7 +172,7 @@ class _Account:
         for leaf, times in _priced(event):
             match leaf:
                 case Gaussian(noise=noise):
-                    self.mu_squared += times / noise**2
+                    self.mu_squared += times / noise / noise
                 case DiscreteGaussian(noise=noise, sensitivity=steps) if noise * steps > LARGEST_LISTED:
                     self.lattice[leaf] = self.lattice.get(leaf, 0) + times
                 case _:
@@ -203,9 +216,9 @@ class _Account:
             if nodes and line is not None:
                 parts.append(Part(Losses.at(Nodes.of(line, forward=forward)), times))
             else:
-                cells = Cells(width, tail * delta / (times * len(self.others)))
+                cells = Cells(width, max(tail * delta / (times * len(self.others)), _LEAST_TAIL))
                 parts.append(Part(self._losses(leaf, cells, side, forward), times))
-        lattice = sum(times / leaf.noise**2 for leaf, times in self.lattice.items())
+        lattice = sum(times / leaf.noise / leaf.noise for leaf, times in self.lattice.items())
         limit = min((2 * leaf.noise**2 * leaf.sensitivity for leaf in self.lattice), default=math.inf)
         found = Composition(tuple(parts), self.mu_squared, lattice, limit)
         if found.all_nodes:
@@ -229,7 +242,7 @@ class _Account:
     def epsilon(self, delta: float, side: Side, near: float = 0.0) -> float:
         if self.closed_form is not None:
             return self.closed_form.epsilon(delta, side)
-        if (lost := self.composition(lower, 1.0, delta, forward=True).escaped) > delta:
+        if (lost := self._failing(forward=True)) > delta:
             raise check.refuse("delta", delta, f"at least {lost:g}, with which the events fail outright")
         if side is upper and self.composition(side, _COARSE, delta, forward=True).total_variation <= delta:
             return 0.0  # delta(0) is small enough
@@ -251,7 +264,7 @@ class _Account:
                 found.append(value)
                 if doubt <= _DOUBTFUL * delta and not (nodes and self._is_blurred(value)):
                     break
-        return min(found) if side is upper else max(found)
+        return min(found, default=math.inf) if side is upper else max(found, default=0.0)
 
     def _without_large(self, fine: Composition, delta: float, is_upper: bool, beyond: float) -> tuple[float, float]:
         """Epsilon up to `beyond` where losses are tiny or large, and the doubt: the large ones taken out, see `rare`.
@@ -281,8 +294,8 @@ class _Account:
         scout = self.composition(side, _COARSE, delta, forward, tail, nodes=nodes)
         exact = scout.all_nodes
         fine = scout if exact else self.composition(side, _FINE, delta, forward, tail, nodes=nodes)
-        if fine.escaped >= delta:
-            return fine.largest, 0.0
+        if fine.escaped >= delta:  # more is lost to infinite losses than delta allows: nothing finite is proven
+            return (math.inf if is_upper else fine.largest), 0.0
         near = near if near < scout.largest else 0.0  # beyond all losses there is no saddle
         tilt, guess = (saddle_at(scout, near), near) if near else saddle(scout, _left(scout, delta))
         if tilt * guess > _STEEP:  # a coarse guess would be many widths of the integrand away
@@ -325,27 +338,31 @@ class _Account:
         return best
 
     def _delta(self, epsilon: float, side: Side, forward: bool, near: float | None) -> float:
-        """One direction: by nodes, or where that fails by cells."""
+        """One direction: on nodes; else on cells; where a long thin tail drowns the sum, without its end."""
         found: list[float] = []
-        for nodes in (True, False) if self.has_nodes else (False,):
+        for tail, nodes in ((_TAIL, True), (_TAIL, False), (100 * _TAIL, False)):
+            if nodes and not self.has_nodes:
+                continue
             with suppress(Crowded):
-                value, doubt = self._delta_attempt(epsilon, side, forward, near, nodes=nodes)
+                value, doubt = self._delta_attempt(epsilon, side, forward, near, tail, nodes=nodes)
                 found.append(value)
                 if doubt <= _DOUBTFUL * value and not (nodes and self._is_blurred(epsilon)):
                     break
-        return min(found) if side is upper else max(found)
+        return min(found, default=math.inf) if side is upper else max(found, default=0.0)
 
     def _is_blurred(self, epsilon: float) -> bool:
         """Whether the last curve may hide what happens around `epsilon`."""
         return self.curve is not None and self.curve.settings.blur > _BLURRED * epsilon
 
     def _delta_attempt(
-        self, epsilon: float, side: Side, forward: bool, near: float | None, *, nodes: bool
+        self, epsilon: float, side: Side, forward: bool, near: float | None, tail: float, *, nodes: bool
     ) -> tuple[float, float]:
         """What may be neglected depends on delta itself, so a coarse bound is refined until it settles."""
-        scale = near or 1e-6
+        scale = near or self._about_delta(epsilon, side, forward, nodes=nodes)
         for _ in range(8):
-            scout = self.composition(side, _COARSE, scale, forward, nodes=nodes)
+            scout = self.composition(side, _COARSE, scale, forward, tail, nodes=nodes)
+            if side is upper and scout.escaped > 2 * (self._failing(forward) + tail * scale):
+                raise Crowded  # likelihood ratios beyond floating point count as infinite losses
             top = max(0.0, scout.largest - epsilon)  # L <= largest: delta <= escaped + (1 - e^-top)
             if top <= 1e-12 * epsilon:  # only what escaped is left, and that may be a tail we chose to neglect
                 if near or scout.escaped == 0 or scout.escaped >= scale / 10:
@@ -354,18 +371,18 @@ class _Account:
                 continue
             tilt = saddle_at(scout, epsilon)
             if tilt * epsilon > _STEEP and not scout.all_nodes:
-                scout = self.composition(side, _FINE, scale, forward, nodes=nodes)
+                scout = self.composition(side, _FINE, scale, forward, tail, nodes=nodes)
                 tilt = saddle_at(scout, epsilon)
             if near:
                 break
             settings = choose(scout, tilt, epsilon, scale, 1e-3)
-            value = min(0.5, max(Inversion(scout, settings, True, scale, epsilon)(epsilon), 1e-250))
-            if value >= scale / 10:
-                break
+            value = min(0.5, max(Inversion(scout, settings, True, scale, epsilon)(epsilon), check.SMALLEST_DELTA))
+            if scale / 2 <= value <= 2 * scale:
+                return self._settled_delta(epsilon, side, forward, value, tail, nodes=nodes)
             scale = value
         if epsilon >= scout.largest:
             return scout.escaped, 0.0
-        fine = scout if scout.all_nodes else self.composition(side, _FINE, scale, forward, nodes=nodes)
+        fine = scout if scout.all_nodes else self.composition(side, _FINE, scale, forward, tail, nodes=nodes)
         chance = 0.0
         if scout.all_nodes and side is not upper:
             curve = _from_below(scout, tilt, epsilon, scale)
@@ -378,6 +395,34 @@ class _Account:
         self.curve = curve
         value = curve(epsilon) - (math.exp(epsilon) * chance if chance else 0.0)
         return (min(1.0, value) if side is upper else max(0.0, value)), curve.doubt_at(epsilon)
+
+    def _settled_delta(
+        self, epsilon: float, side: Side, forward: bool, near: float, tail: float, *, nodes: bool
+    ) -> tuple[float, float]:
+        """Made for a delta of about `near`, and made again where it turns out to be much smaller than that."""
+        for _ in range(4):
+            value, doubt = self._delta_attempt(epsilon, side, forward, near, tail, nodes=nodes)
+            if value >= near / 2 or value < check.SMALLEST_DELTA:
+                break
+            near = value
+        return value, doubt
+
+    def _failing(self, forward: bool) -> float:
+        """The probability with which the events fail outright, as they say themselves."""
+        return self.composition(lower, 1.0, 0.5, forward).escaped
+
+    def _about_delta(self, epsilon: float, side: Side, forward: bool, *, nodes: bool) -> float:
+        """A saddle-point estimate of delta, made again for the tails that it itself asks for: no bound."""
+        scale = 1e-6
+        for _ in range(6):
+            coarse = self.composition(side, _COARSE, scale, forward, nodes=nodes)
+            if epsilon >= coarse.largest:
+                return scale
+            found = log_saddle_delta(coarse, saddle_at(coarse, epsilon), epsilon)
+            before, scale = scale, math.exp(min(math.log(0.5), max(found, math.log(check.SMALLEST_DELTA))))
+            if coarse.all_nodes or before / 10 <= scale:
+                break
+        return scale
 
     def _cheap_delta(self, side: Side, epsilon: float, scale: float, forward: bool) -> float:
         """A proven bound on delta at `epsilon`, from nodes or settings that served the other direction."""
@@ -417,12 +462,15 @@ def _priced(event: Event) -> Iterator[tuple[Event, int]]:
                 raise UnsupportedEvent(leaf, by="the certified accountant", hint="no finite epsilon covers it")
             case PoissonSampled(event=inner, rate=1.0, neighbours=Neighbours.ADD_REMOVE):
                 yield from ((one, times * more) for one, more in _priced(inner))
+            case PoissonSampled(event=Gaussian(noise=noise), rate=1.0):  # replaced: one contribution for another
+                yield Gaussian(noise=noise / 2), times
             case PoissonSampled(event=Composed() | Repeated() | Reproducible() as inner):
-                noise = gaussian_noise(inner)
-                if noise is None:
+                merged = gaussian_noise(inner)
+                if merged is None:
                     hint = "inside a sample only Gaussians compose"
                     raise UnsupportedEvent(inner, by="the certified accountant", hint=hint)
-                yield replace(leaf, event=Gaussian(noise=noise * (1 - 1e-15))), times
+                single = replace(leaf, event=Gaussian(noise=merged * (1 - 1e-15)))
+                yield from ((one, times * more) for one, more in _priced(single))
             case _:
                 yield leaf, times
 
@@ -455,7 +503,7 @@ def _crossing(curve: Inversion, delta: float, guess: float) -> float:
     left = delta - escaped if delta > escaped else 1e-3 * delta
 
     def excess(value: float) -> float:
-        return math.log(max(curve(value) - escaped, 1e-300) / left) - outward
+        return math.log(max(curve(value) - escaped, 1e-320) / left) - outward
 
     tilt = curve.settings.tilt
     low = max(guess, 0.02 / tilt)

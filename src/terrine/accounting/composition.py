@@ -13,10 +13,12 @@ from scipy.optimize import minimize_scalar
 from terrine import check
 from terrine.accounting import gaussian
 from terrine.accounting.amplification import poisson
+from terrine.accounting.reach import within_floats
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
     ApproximateDP,
     Budget,
+    Composed,
     DiscreteLaplace,
     Event,
     FixedSizeSampled,
@@ -29,11 +31,15 @@ from terrine.events import (
     PureDP,
     RandomizedResponse,
     RandomStopping,
+    Repeated,
+    Reproducible,
     Selection,
+    ShuffledEpoch,
     leaves,
 )
 
 
+@within_floats(by="composition")
 def pure(event: Event) -> float:
     """The sum of all parts' pure epsilons.
 
@@ -43,27 +49,39 @@ def pure(event: Event) -> float:
     return stated(event, delta=0.0)
 
 
+@within_floats(by="composition")
 def stated(event: Event, *, delta: float) -> float:
     """The sum of all parts' epsilons, where each part states its own (epsilon, delta) and the deltas fit into `delta`.
 
     Raises:
         UnsupportedEvent: a part states none, or the deltas do not fit.
     """
-    counted = _counted(event)
-    parts = {leaf: _guarantee(leaf, None) for leaf in counted}
-    if math.fsum(times * parts[leaf].delta for leaf, times in counted.items()) > delta:
+    if needs_delta(event):
+        raise UnsupportedEvent(event, by="basic composition", hint="a part states no epsilon and delta of its own")
+    if _own_delta(event) > delta:
         raise UnsupportedEvent(event, by="basic composition", hint="its parts' own deltas exceed the delta asked for")
-    total = math.fsum(times * parts[leaf].epsilon for leaf, times in counted.items())
+    counted = _counted(event)
+    total = math.fsum(times * _guarantee(leaf, None).epsilon for leaf, times in counted.items())
     return total if sum(counted.values()) == 1 else total * (1 + 2**-51)
 
 
+@within_floats(by="composition")
+def stated_delta(event: Event, *, epsilon: float) -> float:
+    """The sum of all parts' own deltas, where all parts' own epsilons fit into `epsilon`; 1 where they do not."""
+    if needs_delta(event):
+        raise UnsupportedEvent(event, by="basic composition", hint="a part states no epsilon and delta of its own")
+    own = _own_delta(event)
+    return own if stated(event, delta=own) <= epsilon else 1.0
+
+
+@within_floats(by="composition")
 def basic(event: Event, *, delta: float) -> float:
     """Epsilons and deltas add up; parts that need a delta share it evenly. [DR14] Theorem 3.16"""
-    counted = _counted(event)
-    share = _share(counted, check.open_unit("delta", delta))
-    return sum(times * _guarantee(leaf, share).epsilon for leaf, times in counted.items()) * (1 + 1e-13)
+    share = _share(event, check.delta("delta", delta))
+    return sum(times * _guarantee(leaf, share).epsilon for leaf, times in _counted(event).items()) * (1 + 1e-13)
 
 
+@within_floats(by="composition")
 def advanced(event: Event, *, delta: float, classic: bool = False) -> float:
     """k parts cost about sqrt(k): the better of this and `basic`, with half of delta for the theorem.
 
@@ -71,9 +89,8 @@ def advanced(event: Event, *, delta: float, classic: bool = False) -> float:
     3.5)
     eps' = eps sqrt(2k ln(1/d)) + k eps (e^eps - 1)                 with `classic`: [DRV10], [DR14] Theorem 3.20
     """
-    delta = check.open_unit("delta", delta)
-    counted = _counted(event)
-    share = _share(counted, delta / 2)
+    delta = check.delta("delta", delta)
+    counted, share = _counted(event), _share(event, delta / 2)
     squares = drift = 0.0
     for leaf, times in counted.items():
         epsilon = _guarantee(leaf, share).epsilon
@@ -83,13 +100,30 @@ def advanced(event: Event, *, delta: float, classic: bool = False) -> float:
     return min(found, basic(event, delta=delta))
 
 
-def needs_delta(leaf: Event) -> bool:
-    """Whether this part has an epsilon only at a delta above 0."""
-    match leaf:
+@within_floats(by="composition")
+def advanced_delta(event: Event, *, epsilon: float) -> float:
+    """The smallest delta at which `advanced` stays within `epsilon`: by bisection, 1 where there is none."""
+    low, high = math.log(check.SMALLEST_DELTA), 0.0
+    if math.exp(low) > _own_delta(event) and advanced(event, delta=math.exp(low) * (1 + 1e-12)) <= epsilon:
+        return check.SMALLEST_DELTA * (1 + 1e-12)
+    while high - low > 1e-13:
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        fits = math.exp(middle) > _own_delta(event) and advanced(event, delta=math.exp(middle)) <= epsilon
+        low, high = (low, middle) if fits else (middle, high)
+    return math.exp(high)
+
+
+def needs_delta(event: Event) -> bool:
+    """Whether some part has an epsilon only at a delta above 0."""
+    match event:
         case PoissonSampled(event=inner) | FixedSizeSampled(event=inner):
             return needs_delta(inner)
+        case Composed() | Repeated() | Reproducible() | ShuffledEpoch():
+            return any(needs_delta(leaf) for leaf, _ in leaves(event))
         case _:
-            return isinstance(leaf, Gaussian)
+            return isinstance(event, Gaussian)
 
 
 def group(budget: Budget, size: int) -> Budget:
@@ -140,35 +174,69 @@ def _counted(event: Event) -> Counter[Event]:
     return found
 
 
-def _share(counted: Counter[Event], delta: float) -> float | None:
-    """What each part that needs a delta may take; fixed deltas of ApproximateDP come off first."""
-    fixed = sum(times * leaf.delta for leaf, times in counted.items() if isinstance(leaf, ApproximateDP))
-    hungry = sum(times for leaf, times in counted.items() if needs_delta(leaf))
+def _share(event: Event, delta: float) -> float | None:
+    """What each part that needs a delta may take; what parts fail with in any case comes off first.
+
+    Raises:
+        InvalidArgument: nothing would be left.
+    """
+    fixed = _own_delta(event)
     if fixed >= delta:
         raise check.refuse("delta", delta, f"more than the parts' own deltas, {fixed:g}")
-    return (delta - fixed) / hungry if hungry else None
+    hungry = sum(times for leaf, times in leaves(event) if needs_delta(leaf))
+    return (delta - fixed) / hungry * (1 - 1e-15) if hungry else None
 
 
-def _guarantee(leaf: Event, share: float | None) -> ApproximateDP:
-    """One part's (epsilon, delta), spending `share` where it needs a delta."""
+def _own_delta(event: Event) -> float:
+    """The deltas that parts state, added up, those inside samples by the sampling rate. [BBG18] Theorem 8"""
+    return math.fsum(times * _leaf_delta(leaf) for leaf, times in leaves(event))
+
+
+def _leaf_delta(leaf: Event) -> float:
     match leaf:
+        case ApproximateDP(delta=delta):
+            return delta
+        case PoissonSampled(event=inner, rate=rate) | FixedSizeSampled(event=inner, rate=rate):
+            return rate * _own_delta(inner)
+        case _:
+            return 0.0
+
+
+def _guarantee(event: Event, share: float | None) -> ApproximateDP:
+    """One part's (epsilon, delta), spending `share` where it needs a delta, beside the delta it states."""
+    match event:
         case Laplace(noise=noise) | DiscreteLaplace(noise=noise):
             return ApproximateDP(epsilon=1 / noise, delta=0.0)
         case RandomizedResponse(epsilon=value) | PureDP(epsilon=value) | Selection(epsilon=value):
             return ApproximateDP(epsilon=value, delta=0.0)
         case ApproximateDP():
-            return leaf
+            return event
         case Gaussian(noise=noise) if share is not None:
             return ApproximateDP(epsilon=gaussian.epsilon(1 / noise, share), delta=share)
+        case PoissonSampled(event=Gaussian(noise=noise), rate=rate, neighbours=Neighbours.REPLACE_ONE) if share:
+            # Both lots share what was not drawn, and H is jointly convex: H <= q H of the two that were.
+            inside = _guarantee(Gaussian(noise=noise / 2), min(share / rate, 0.5))
+            return ApproximateDP(epsilon=inside.epsilon, delta=rate * inside.delta)
         case PoissonSampled(event=inner, rate=rate, neighbours=Neighbours.ADD_REMOVE):
-            inside = _guarantee(inner, None if share is None else min(share / rate, 0.5))
-            return ApproximateDP(epsilon=poisson(inside.epsilon, rate=rate), delta=rate * inside.delta)
+            return _sampled(inner, rate, share)
         case FixedSizeSampled(event=inner, rate=rate):
-            inside = _guarantee(inner, None if share is None else min(share / rate, 0.5))
-            return ApproximateDP(epsilon=poisson(inside.epsilon, rate=rate), delta=rate * inside.delta)
+            return _sampled(inner, rate, share)
         case OneOf(parts=parts):
             return ApproximateDP(epsilon=max(pure(part) for part in parts), delta=0.0)
         case RandomStopping(event=inner, count=NegativeBinomialCount(shape=shape)):
             return ApproximateDP(epsilon=(2 + shape) * pure(inner) * (1 + 1e-13), delta=0.0)  # [PS22] Corollary 3
         case _:
-            raise UnsupportedEvent(leaf, by="composition")
+            raise UnsupportedEvent(event, by="composition")
+
+
+def _sampled(inner: Event, rate: float, share: float | None) -> ApproximateDP:
+    """What a sample costs whose contents compose basically: [BBG18] Theorems 8 and 9."""
+    delta = _own_delta(inner)
+    if not needs_delta(inner):
+        inside = stated(inner, delta=delta)
+    elif share is None:
+        raise UnsupportedEvent(inner, by="composition", hint="it has no epsilon at delta 0")
+    else:
+        delta += min(share / rate, 0.5)
+        inside = basic(inner, delta=delta)
+    return ApproximateDP(epsilon=poisson(inside, rate=rate), delta=rate * delta)

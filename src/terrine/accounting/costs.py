@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from terrine.accounting import renyi
+from terrine.accounting.reach import within_floats
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
     ApproximateDP,
@@ -93,6 +94,7 @@ class Cost:
         return self.epsilon is None and self.mu_squared is None and all(map(math.isinf, self.renyi))
 
 
+@within_floats(by="the filter")
 @functools.lru_cache(maxsize=4096)
 def price(event: Event, orders: tuple[float, ...]) -> Cost:
     """The cost of `event` under every rule; what no rule can bound has None and inf throughout."""

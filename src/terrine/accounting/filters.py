@@ -130,10 +130,10 @@ class Terms:
         """Whether at least one rule still holds: `used(spent)` is at most 1."""
         if spent.planned or (spent.delta and spent.delta > self._failures):
             return spent.planned
-        return (  # the cheapest look first: any one of them will do
-            spent.renyi[0] <= self.renyi
+        return (  # the cheapest look first: any one of them will do; a rule without a share of delta holds for nothing
+            (self.renyi > 0 and spent.renyi[0] <= self.renyi)
             or (spent.epsilon is not None and spent.epsilon <= self._epsilon)
-            or (spent.mu_squared is not None and spent.mu_squared <= self._mu_squared)
+            or (self.mu_squared > 0 and spent.mu_squared is not None and spent.mu_squared <= self._mu_squared)
         )
 
     def check(self) -> None:
@@ -424,8 +424,9 @@ def _largest_mu_squared(epsilon: float, delta: float) -> float:
 
 
 def _share(amount: Fraction | float | None, limit: Fraction | float) -> float:
-    if amount is None:
+    """How much of `limit` is used: infinitely much where there is no limit to use."""
+    if amount is None or not limit:
         return math.inf
     if amount <= limit:
-        return min(1.0, float(amount / limit)) if limit else 0.0
-    return max(float(amount / limit), math.nextafter(1.0, 2.0)) if limit else math.inf
+        return min(1.0, float(amount / limit))
+    return max(float(amount / limit), math.nextafter(1.0, 2.0))

@@ -18,6 +18,8 @@ from terrine import check
 
 _ROUNDING = 1e-12
 """Relative error granted to the two normal tails and their difference, far above what scipy commits."""
+_LARGEST = 1e300
+"""The largest epsilon that is looked for."""
 
 
 def delta(mu: float, epsilon: float) -> float:
@@ -43,11 +45,15 @@ def epsilon_below(mu: float, target: float) -> float:
 
 def _solve(mu: float, target: float, curve: object, *, upward: bool) -> float:
     assert callable(curve)
+    if mu * mu > _LARGEST:
+        raise OverflowError(f"mu={mu:g}: its epsilon is out of reach")
     if curve(mu, 0.0) <= target:
         return 0.0
     high = 0.5 * mu * mu + mu * math.sqrt(2 * math.log(1 / target)) + 1e-300  # Chernoff: delta(high) < target
     while curve(mu, high) > target:
         high *= 2
+        if high > _LARGEST:
+            raise OverflowError(f"mu={mu:g}: its epsilon is out of reach")
     root = float(brentq(lambda value: curve(mu, value) / target - 1, 0.0, high, xtol=1e-15 * high, rtol=1e-14))
     step = max(abs(root), 1e-300) * 1e-14
     while upward and curve(mu, root) > target:

@@ -58,8 +58,10 @@ _WORTH_SKIPPING = 50_000
 """Below this many terms of a transform, summing them all is cheaper than proving that some may be skipped."""
 _FEW = 16_384
 """Up to this many, sines are cheaper than the bookkeeping that saves them."""
-_MOST_TERMS = 1_000_000
-"""Past this many frequencies nodes are no better than cells."""
+_MOST_TERMS = 200_000
+"""Past this many frequencies, another method is tried."""
+_MOST_WORK = 2e8
+"""The same for frequencies times atoms."""
 _MOST_BINS = 100_000
 """Past this many bins a bound on a transform is not worth its time."""
 
@@ -158,6 +160,7 @@ class Inversion:
         now = self.settings
         self.stretches, self.stop = self._serve() if self.beside is None else self._share(*self.beside)
         if self.beside is None:
+            self._check_work()
             self.frequency = now.step * np.arange(math.ceil(self.stop / now.step) + 1, dtype=np.float64)
             self.common = self._common()
         else:
@@ -170,6 +173,15 @@ class Inversion:
             angle += stretch.times * turned
         self.angle = angle
         self._scale(log_size, doubt)
+
+    def _check_work(self) -> None:
+        """
+        Raises:
+            Crowded: the sum would have too many terms.
+        """
+        terms = self.stop / self.settings.step
+        if terms > _MOST_TERMS or terms * max((one.size for one in self.stretches), default=1) > _MOST_WORK:
+            raise Crowded
 
     def _common(self) -> Complexes:
         """log of the integrand at epsilon 0 but for the parts' moments, which is the same in both directions."""

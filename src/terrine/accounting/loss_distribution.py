@@ -161,7 +161,8 @@ def upper(cut: _Cut) -> Pair:
 def lower(cut: _Cut) -> Pair:
     """Each cell's mass on its mean."""
     share = np.divide(cut.to_right, cut.mass, out=np.full_like(cut.mass, 0.5), where=cut.mass > 0)
-    return _joined(Pair(cut.ends[:-1] + share * np.diff(cut.ends), cut.mass), cut.binned_atoms)
+    found = _joined(Pair(cut.ends[:-1] + share * np.diff(cut.ends), cut.mass), cut.binned_atoms)
+    return Pair(np.maximum(found.excess, _LEAST_EXCESS), found.mass, found.escaped)
 
 
 def pair(event: Event, cells: Cells, side: Side) -> Pair:
@@ -208,17 +209,24 @@ _LARGEST_EPSILON = 500.0
 """Beyond it e^epsilon nears overflow."""
 
 _LARGEST_MU = 25.0
-"""Beyond it likelihood ratios overflow, and a unit that is seen at all is as good as known."""
+"""Beyond it likelihood ratios overflow."""
+
+_LEAST_EXCESS = -1 + 2.0**-53
+"""A likelihood ratio of noise is never 0: what rounds to it is claimed to be no smaller than this."""
 
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(5)
 _POINTS, _WEIGHTS = (_POINTS + 1) / 2, _WEIGHTS / 2
 """Gauss-Legendre on [0, 1]. On cells of width 0.02 its relative error for a normal density is below 1e-16."""
 
 
+def _check_mu(mu: float) -> None:
+    if mu > _LARGEST_MU:
+        raise OverflowError(f"noise={1 / mu:g}: likelihood ratios beyond floating point")
+
+
 def _gaussian(mu: float, cells: Cells) -> _Cut:
     """N(mu, 1) against N(0, 1), with an end at u = 1."""
-    if mu > _LARGEST_MU:
-        return _everything_known()
+    _check_mu(mu)
     low, high = float(ndtri(cells.tail)), mu - float(ndtri(cells.tail))
     x = _grid(low, high, cells.width / math.sqrt(_curvature(mu)), through=mu / 2)
     width = x[1] - x[0]
@@ -237,8 +245,7 @@ def _opposed_gaussians(mu: float, rate: float, cells: Cells) -> _Cut:
     Worst for two contributions a, b of norm at most mu: H is an expectation of (k + q e^U - q a e^V)_+ over normal
     (U, V), which falls with their covariance and grows with either norm (docs/theory.md), so b = -a at full norm.
     """
-    if mu > _LARGEST_MU:
-        return _everything_known()
+    _check_mu(mu)
     reach = mu - float(ndtri(cells.tail))
     x = _grid(-reach, reach, cells.width / math.sqrt(_curvature(mu)), through=0.0)
     width = x[1] - x[0]
@@ -247,7 +254,8 @@ def _opposed_gaussians(mu: float, rate: float, cells: Cells) -> _Cut:
     density = np.exp(-0.5 * points**2) * (1 - rate + rate * np.exp(-mu * points - mu * mu / 2))
     ends = _opposed_excess(x, mu, rate, shrink)
     inner = _opposed_excess(points, mu, rate, shrink)
-    share = (inner - ends[:-1, None]) / np.diff(ends)[:, None]
+    apart = np.diff(ends)[:, None]
+    share = np.divide(inner - ends[:-1, None], apart, out=np.full_like(inner, 0.5), where=apart > 0)
     masses = np.stack([density @ _WEIGHTS, (density * share) @ _WEIGHTS], axis=1) * (width / math.sqrt(2 * math.pi))
 
     def tail(at: float) -> float:
@@ -259,12 +267,6 @@ def _opposed_gaussians(mu: float, rate: float, cells: Cells) -> _Cut:
     low_tail, high_tail = (far_tail(x[0]), tail(x[0])), (tail(-x[-1]), far_tail(-x[-1]))
     first_ratio = (1 - rate + rate * shrink * math.exp(mu * x[0])) / (1 - rate + rate * shrink * math.exp(-mu * x[0]))
     return _with_tails(ends, masses, low_tail, high_tail, first_ratio)
-
-
-def _everything_known() -> _Cut:
-    """Above, P and Q never meet; below, nothing is claimed."""
-    empty = np.zeros(0)
-    return _Cut(np.zeros(1), empty, empty, Pair(np.array([-1.0]), np.array([1.0]), 1.0), Pair(np.zeros(1), np.ones(1)))
 
 
 def _opposed_excess(x: Floats, mu: float, rate: float, shrink: float) -> Floats:

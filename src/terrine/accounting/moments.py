@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from terrine import check
 from terrine.accounting import renyi
+from terrine.accounting.reach import within_floats
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
     Composed,
@@ -38,13 +39,15 @@ LARGEST_ORDER = 32
 _OUTWARD = 1 + 1e-11
 
 
+@within_floats(by="moments")
 def epsilon(event: Event, *, delta: float, largest_order: int = LARGEST_ORDER) -> float:
     """The smallest epsilon at `delta` that moments up to `largest_order` prove."""
-    delta = check.open_unit("delta", delta)
+    delta = check.delta("delta", delta)
     orders, values = _moments(event, largest_order)
     return 0.0 if not values.any() else max(0.0, float(np.min((values + math.log(1 / delta)) / orders)) * _OUTWARD)
 
 
+@within_floats(by="moments")
 def delta(event: Event, *, epsilon: float, largest_order: int = LARGEST_ORDER) -> float:
     """The smallest delta at `epsilon`: min over l of exp(alpha(l) - l epsilon)."""
     epsilon = check.not_negative("epsilon", epsilon)
@@ -70,7 +73,7 @@ def log_moment(event: Event, order: int) -> float:
         case Gaussian() | Laplace() | RandomizedResponse() | PureDP() | Selection():
             return order * float(renyi.curve(event, np.array([order + 1.0]))[0])
         case Repeated(event=inner, times=times):
-            return times * log_moment(inner, order)
+            return math.nextafter(float(times), math.inf) * log_moment(inner, order)
         case Composed(parts=parts):
             return sum(log_moment(part, order) for part in parts)
         case _:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from terrine import check
 from terrine.accounting import tightest
 from terrine.events import Event
+from terrine.rounding import up
 
 Floats = NDArray[np.float64]
 
@@ -42,6 +44,21 @@ class Profile:
         prior = check.open_unit("prior", prior)
         odds = np.exp(min(float(self.epsilon[-1]), 700.0)) * prior / (1 - prior)
         return float(odds / (1 + odds))
+
+    def in_words(self, *, unit: str, epsilon: float, delta: float) -> str:
+        """What a claim of (epsilon, delta) with this curve means for one `unit`, for people to read."""
+        sure = 100 / (1 + math.exp(-min(epsilon, 700.0)))
+        caught = 100 * float(self.true_positive_rate(0.01))
+        return (
+            f"For one {unit}: whoever thought it a coin flip that the {unit} was in the data can become at most "
+            f"{up(sure, 3)}% sure of it, whatever else they know (but for a chance of {delta:g}). The best possible "
+            f"attack with 1% false alarms finds at most {up(caught, 3)}% of those who were in."
+        )
+
+
+def claimed_profile(event: Event, *, delta: float) -> Profile:
+    """The curve behind a claim at `delta`: what every page and command reads the best attack off."""
+    return profile(event, smallest_delta=min(delta, 1e-9))
 
 
 def profile(event: Event, *, points: int = 33, smallest_delta: float = 1e-12) -> Profile:

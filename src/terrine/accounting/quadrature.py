@@ -63,7 +63,7 @@ _STRIPS: Floats = np.asarray(0.65 ** np.arange(6), dtype=float)
 
 
 class Crowded(Exception):
-    """Nodes would have to lie so close together that cells are as cheap."""
+    """Nodes would have to lie so close together, or terms be so many, that another method is better."""
 
 
 @dataclass(frozen=True, eq=False)

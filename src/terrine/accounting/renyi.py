@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from terrine import check
-from terrine.accounting import composition
+from terrine.accounting import amplification, composition
+from terrine.accounting.reach import within_floats
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
     ApproximateDP,
@@ -53,8 +54,13 @@ ORDERS: Floats = np.concatenate([1 + np.geomspace(1e-3, 1, 40), np.arange(2.25, 
 
 _ROUNDING = 1e-11
 """Relative outward rounding of every curve: quadrature and summation commit far less."""
+_LEAST = 1e-300
+"""What a divergence that underflows may amount to."""
+_MOST_POINTS = 80_000
+"""Past this many points a moment is not integrated."""
 
 
+@within_floats(by="renyi")
 def epsilon(
     event: Event, *, delta: float, orders: Sequence[float] | Floats | None = None, convert: Conversion | None = None
 ) -> float:
@@ -63,15 +69,17 @@ def epsilon(
     Raises:
         UnsupportedEvent: a part has no Renyi bound here.
     """
-    delta = check.open_unit("delta", delta)
+    delta = check.delta("delta", delta)
     at = ORDERS if orders is None else np.asarray(orders, dtype=float)
     values = curve(event, at)
     if not values.any():
         return 0.0
     found = (convert or canonne_kamath_steinke)(at, values, delta)
-    return max(0.0, float(np.min(found)) * (1 + _ROUNDING))
+    slack = 1e-15 * (1 - (math.log(delta) - np.log(at)) / (at - 1))  # what adding and subtracting may have lost
+    return max(0.0, float(np.min(found * (1 + _ROUNDING) + slack)))
 
 
+@within_floats(by="renyi")
 def delta(event: Event, *, epsilon: float, orders: Sequence[float] | Floats | None = None) -> float:
     """The smallest delta that the event's Renyi curve proves at `epsilon`."""
     epsilon = check.not_negative("epsilon", epsilon)
@@ -98,9 +106,9 @@ def curve(event: Event, orders: Floats) -> Floats:
     """
     match event:
         case Gaussian(noise=noise):
-            return orders / (2 * noise**2)  # [Mir17] Corollary 3
+            return _gaussian(noise, orders)  # [Mir17] Corollary 3
         case DiscreteGaussian(noise=noise):
-            return orders / (2 * noise**2)  # [CKS20] Theorem 4; any dimension by its Corollary 16
+            return _gaussian(noise, orders)  # [CKS20] Theorem 4; any dimension by its Corollary 16
         case Laplace(noise=noise):
             return _laplace(noise, orders)
         case DiscreteLaplace(noise=noise):
@@ -123,7 +131,7 @@ def curve(event: Event, orders: Floats) -> Floats:
         case RandomStopping(event=inner, count=PoissonCount(mean=mean)):
             return _best_of_poisson(inner, mean, orders)
         case Repeated(event=inner, times=times):
-            return times * curve(inner, orders)  # [Mir17] Proposition 1
+            return math.nextafter(float(times), math.inf) * curve(inner, orders)  # [Mir17] Proposition 1
         case Composed(parts=parts):
             return sum((curve(part, orders) for part in parts), start=np.zeros_like(orders))
         case _:
@@ -133,24 +141,57 @@ def curve(event: Event, orders: Floats) -> Floats:
 def _delta(at: Floats, values: Floats, epsilon: float) -> float:
     if not values.any():
         return 0.0
-    exponent = (at - 1) * (values - epsilon) + (at - 1) * np.log1p(-1 / at) - np.log(at)
-    return min(1.0, math.exp(min(0.0, float(np.min(exponent)) + _ROUNDING)))
+    exponent = (at - 1) * (values - epsilon + np.log1p(-1 / at)) - np.log(at)
+    slack = 1e-15 * (at * (values + epsilon + 1) + np.log(at))
+    return min(1.0, math.exp(min(0.0, float(np.min(exponent + slack)) + _ROUNDING)) + _LEAST)
+
+
+def _gaussian(noise: float, orders: Floats) -> Floats:
+    return orders * (0.5 / noise / noise * (1 + _ROUNDING)) + _LEAST
 
 
 def _laplace(noise: float, orders: Floats) -> Floats:
-    # [Mir17] Proposition 6, each exponent kept in log space.
-    first = np.log(orders / (2 * orders - 1)) + (orders - 1) / noise
-    second = np.log((orders - 1) / (2 * orders - 1)) - orders / noise
-    return np.minimum(np.logaddexp(first, second) / (orders - 1), 1 / noise) * (1 + _ROUNDING)
+    """[Mir17] Proposition 6: with e = 1/noise and r(x) = e^x - 1 - x,
+
+    e^((a-1) D_a) - 1  =  (a r((a-1) e) + (a-1) r(-a e)) / (2a-1),
+
+    a sum of positive terms, so that small divergences keep their digits.
+    """
+    pure = 1 / noise
+    first = np.log(orders / (2 * orders - 1)) + _log_remainder((orders - 1) * pure)
+    second = np.log((orders - 1) / (2 * orders - 1)) + _log_remainder(-orders * pure)
+    return _at_most(np.logaddexp(0, np.logaddexp(first, second)) / (orders - 1), pure)
 
 
 def _binary(epsilon: float, orders: Floats) -> Floats:
-    # [Mir17] Proposition 5 with p = e^epsilon / (1 + e^epsilon).
-    low = -np.logaddexp(0, epsilon)
-    high = low + epsilon
-    both = np.logaddexp(orders * high + (1 - orders) * low, orders * low + (1 - orders) * high)
-    bounded: Floats = np.minimum(np.maximum(both, 0) / (orders - 1), epsilon) * (1 + _ROUNDING)
+    """[Mir17] Proposition 5 with p = e^epsilon / (1 + e^epsilon), as a product of positive terms:
+
+    e^((a-1) D_a) - 1  =  (1 - e^(-(a-1) epsilon)) (e^(a epsilon) - 1) / (1 + e^epsilon).
+    """
+    if epsilon == 0:
+        return np.zeros_like(orders)
+    shrunk, grown = (orders - 1) * epsilon, orders * epsilon
+    log = np.log(-np.expm1(-shrunk)) + grown + np.log(-np.expm1(-grown)) - np.logaddexp(0, epsilon)
+    return _at_most(np.logaddexp(0, log) / (orders - 1), epsilon)
+
+
+def _at_most(values: Floats, pure: float) -> Floats:
+    """`values` rounded up, never above the pure epsilon, and never 0: what underflows still costs something."""
+    bounded: Floats = np.minimum(values * (1 + _ROUNDING), pure) + _LEAST
     return bounded
+
+
+def _log_remainder(x: Floats) -> Floats:
+    """log of e^x - 1 - x: by its series near 0, where the difference would lose its digits."""
+    near = np.clip(x, -1.0, 1.0)
+    series = np.ones_like(near)
+    for k in range(20, 2, -1):
+        series = 1 + near / k * series
+    small = 2 * np.log(np.maximum(np.abs(near), 1e-160)) - math.log(2) + np.log(series)
+    large = np.clip(x, -np.inf, 500.0)
+    direct = np.log(np.expm1(np.where(np.abs(x) < 1, 1.0, large)) - np.where(np.abs(x) < 1, 1.0, large))
+    direct = np.where(x > 500.0, x, direct)  # e^x itself, which is larger
+    return np.where(np.abs(x) < 1, small, direct)
 
 
 def _sampled(event: Event, inner: Event, rate: float, orders: Floats) -> Floats:
@@ -159,16 +200,12 @@ def _sampled(event: Event, inner: Event, rate: float, orders: Floats) -> Floats:
     noise = gaussian_noise(inner)
     if noise is not None:
         return np.array([_sampled_gaussian(rate, noise, float(order)) for order in orders])
-    match inner:
-        case Laplace(noise=scale):
-            pure = 1 / scale
-        case RandomizedResponse(epsilon=value) | PureDP(epsilon=value) | Selection(epsilon=value):
-            pure = value
-        case DiscreteLaplace(noise=scale):
-            pure = 1 / scale
-        case _:
-            raise UnsupportedEvent(event, by="renyi", hint="inside a sample it knows Gaussian and pure events")
-    return _binary(math.log1p(rate * math.expm1(pure)), orders)  # [BBG18] Theorem 8
+    try:
+        pure = composition.pure(inner)
+    except UnsupportedEvent:
+        hint = "inside a sample it knows Gaussian and pure events"
+        raise UnsupportedEvent(event, by="renyi", hint=hint) from None
+    return _binary(amplification.poisson(pure, rate=rate), orders)  # [BBG18] Theorem 8
 
 
 def gaussian_noise(event: Event) -> float | None:
@@ -178,12 +215,12 @@ def gaussian_noise(event: Event) -> float | None:
             return noise
         case Repeated(event=inner, times=times):
             single = gaussian_noise(inner)
-            return None if single is None else single / math.sqrt(times)
+            return None if single is None else single / math.sqrt(times) * (1 - 1e-15)
         case Composed(parts=parts) if parts:
             noises = [gaussian_noise(part) for part in parts]
             if any(one is None for one in noises):
                 return None
-            return 1 / math.sqrt(sum(1 / one**2 for one in noises if one is not None))
+            return 1 / math.hypot(*(1 / one for one in noises if one is not None)) * (1 - 1e-15)
         case Reproducible(event=inner) | ShuffledEpoch(event=inner):
             return gaussian_noise(inner)
         case _:
@@ -227,25 +264,27 @@ def _growing(orders: Floats, values: Floats) -> Floats:
 
 
 def log_sampled_moment(rate: float, noise: float, power: float) -> float:
-    """An upper bound on log E_Q[(1 - q + q u)^power], with u the likelihood ratio of N(1, noise^2) to Q = N(0,
-    noise^2).
+    """An upper bound on log E_Q[(1 - q + q u)^p], with u the likelihood ratio of N(1, noise^2) to Q = N(0, noise^2).
 
-    The trapezoid rule, which converges geometrically for this analytic integrand: its error is below e^(-2 pi^2 /
-    width^2)
-    and e^(-2 pi^2 noise / width) of the integral at width <= 0.25 min(1, noise).
+    x^p is convex, so it is at most log(1 - q + q E_Q[u^p]) with E_Q[u^p] = e^(p (p-1) / (2 noise^2)). Tighter where it
+    can be computed: the trapezoid rule, which converges geometrically for this analytic integrand. Its error is below
+    e^(-2 pi^2 / width^2) and e^(-2 pi^2 noise / width) of the integral at width <= 0.25 min(1, noise).
     """
     mu = 1 / noise
-    width = min(0.25, 0.25 * noise)
+    unsampled = 0.5 * power * (power - 1) * mu * mu
+    if math.isinf(unsampled):
+        raise OverflowError(f"noise={noise:g}: its moments are out of reach")
+    simple = amplification.poisson(unsampled * (1 + _ROUNDING), rate=rate) * (1 + _ROUNDING) + _LEAST
+    width = 0.25 * min(1.0, noise)
+    if rate == 1.0 or abs(power) * mu + 26 > _MOST_POINTS * width:
+        return simple
     x = np.arange(-13.0 + min(0.0, power * mu), max(0.0, power * mu) + 13.0 + width, width)
     ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + mu * x - mu * mu / 2)
     total = float(logsumexp(power * ratio - x * x / 2)) + math.log(width / math.sqrt(2 * math.pi))
-    return max(total, 0.0) * (1 + _ROUNDING) + 1e-14
+    return min(simple, max(total, 0.0) * (1 + _ROUNDING) + 1e-14 * (1 + abs(total)))
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _sampled_gaussian(rate: float, noise: float, order: float) -> float:
-    """[MTZ19] Theorem 4 and its remark on the worse direction; never worse than without sampling."""
-    unsampled = order / (2 * noise**2)
-    if order / noise > 20_000 * min(1.0, noise):
-        return unsampled
-    return min(unsampled, log_sampled_moment(rate, noise, order) / (order - 1))
+    """[MTZ19] Theorem 4 and its remark on the worse direction."""
+    return log_sampled_moment(rate, noise, order) / (order - 1)

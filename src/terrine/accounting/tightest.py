@@ -1,15 +1,35 @@
-"""The front door: the certified accountant, and Renyi DP for the few events that only it can bound."""
+"""The front door: the tightest bound that two witnesses agree on.
+
+The certified accountant answers first. Where it cannot (numbers beyond floating point, an event it has no pair for),
+the smallest of Renyi DP, basic and advanced composition does. Before an epsilon leaves,
+
+- delta is evaluated at it, by a routine that knows nothing of the search: where that is above the delta asked for,
+  the epsilon is moved outward until both agree;
+- `witness`, which shares no code with any of them, computes a lower bound of its own. An upper bound below a lower
+  bound is false: it is dropped, with a line in the log, and the smallest that is left, or at last the witness's own
+  upper bound, is the answer.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from terrine import check
-from terrine.accounting import certified, composition, renyi
+from terrine.accounting import certified, composition, renyi, witness
 from terrine.accounting.certified import Bounds
-from terrine.errors import UnsupportedEvent
-from terrine.events import Event, leaves
+from terrine.errors import InvalidArgument, UnsupportedEvent
+from terrine.events import Event
+
+log = logging.getLogger(__name__)
+
+_Method = tuple[str, Callable[[], float]]
+
+_OUTWARD = 1e-9
+"""The first step outward where epsilon and delta do not agree."""
+_STEPS, _FAR = 12, 0.1
+"""Past so many steps, or one so long, the method that found the epsilon is not believed."""
 
 
 def epsilon(event: Event, *, delta: float) -> float:
@@ -18,12 +38,8 @@ def epsilon(event: Event, *, delta: float) -> float:
     Raises:
         UnsupportedEvent: no accountant can bound some part of the event.
     """
-    delta = check.open_unit("delta", delta)
-    try:
-        found = certified.epsilon(event, delta=delta)
-    except UnsupportedEvent as unsupported:
-        found = _otherwise(unsupported, lambda: renyi.epsilon(event, delta=delta))
-    return min(found, _stated(event, delta))
+    delta = check.delta("delta", delta)
+    return _epsilon(event, delta, witness.least_epsilon(event, delta=delta))
 
 
 def delta(event: Event, *, epsilon: float) -> float:
@@ -33,40 +49,109 @@ def delta(event: Event, *, epsilon: float) -> float:
         UnsupportedEvent: no accountant can bound some part of the event.
     """
     epsilon = check.not_negative("epsilon", epsilon)
-    try:
-        return certified.delta(event, epsilon=epsilon)
-    except UnsupportedEvent as unsupported:
-        return _otherwise(unsupported, lambda: renyi.delta(event, epsilon=epsilon))
+    return _delta(event, epsilon, witness.least_delta(event, epsilon=epsilon))
 
 
-def bounds(event: Event, *, delta: float) -> Bounds:
+def bounds(event: Event, *, delta: float, witness: bool = False) -> Bounds:
     """A proven enclosure of the smallest epsilon at `delta`, over the worst mechanism that the event describes.
+
+    With `witness` the slow and obvious accountant, `accounting.witness`, is asked at its full precision, too.
 
     Raises:
         UnsupportedEvent: no accountant can bound some part of the event.
     """
-    delta = check.open_unit("delta", delta)
+    delta = check.delta("delta", delta)
+    seen = _second_opinion(event, delta, full=witness)
+    upper = _epsilon(event, delta, seen.lower)
     try:
-        found = certified.bounds(event, delta=delta)
-    except UnsupportedEvent as unsupported:
-        found = Bounds(0.0, _otherwise(unsupported, lambda: renyi.epsilon(event, delta=delta)))
-    upper = min(found.upper, _stated(event, delta))
-    return Bounds(min(found.lower, upper), upper)
+        lower = certified.least_epsilon(event, delta=delta, near=upper)
+    except (UnsupportedEvent, InvalidArgument):
+        lower = 0.0
+    if lower > min(upper, seen.upper):
+        log.error("a lower bound of %.17g lies above an upper one of %.17g: dropped", lower, min(upper, seen.upper))
+        lower = 0.0
+    return Bounds(min(max(lower, seen.lower), upper), min(upper, seen.upper))
 
 
-def _stated(event: Event, delta: float) -> float:
-    """What the parts themselves say, to the last bit, where all of them do."""
-    if any(composition.needs_delta(leaf) for leaf, _ in leaves(event)):
-        return math.inf
-    try:
-        return composition.stated(event, delta=delta)
-    except UnsupportedEvent:
-        return math.inf
+def _second_opinion(event: Event, delta: float, *, full: bool) -> Bounds:
+    if full:
+        return Bounds(*witness.bounds(event, delta=delta))
+    return Bounds(witness.least_epsilon(event, delta=delta), math.inf)
 
 
-def _otherwise(unsupported: UnsupportedEvent, attempt: Callable[[], float]) -> float:
-    """The other accountant's answer, or the first refusal where it has none either."""
-    try:
-        return attempt()
-    except UnsupportedEvent:
-        raise unsupported from None
+def _epsilon(event: Event, delta: float, least: float) -> float:
+    stated: _Method = ("what the parts state", lambda: composition.stated(event, delta=delta))
+    first: list[_Method] = [("certified", lambda: certified.epsilon(event, delta=delta)), stated]
+    others: list[_Method] = [
+        ("renyi", lambda: renyi.epsilon(event, delta=delta)),
+        ("composition", lambda: composition.advanced(event, delta=delta)),
+        ("witness", lambda: witness.bounds(event, delta=delta).upper),
+        stated,
+    ]
+    return _smallest(event, (first, others), least, lambda found: _agreed(event, delta, found))
+
+
+def _delta(event: Event, epsilon: float, least: float) -> float:
+    first: list[_Method] = [
+        ("certified", lambda: certified.delta(event, epsilon=epsilon)),
+        ("what the parts state", lambda: composition.stated_delta(event, epsilon=epsilon)),
+    ]
+    others: list[_Method] = [
+        ("renyi", lambda: renyi.delta(event, epsilon=epsilon)),
+        ("composition", lambda: composition.advanced_delta(event, epsilon=epsilon)),
+        ("witness", lambda: witness.delta_bounds(event, epsilon=epsilon).upper),
+    ]
+    return min(1.0, _smallest(event, (first, others), least, lambda found: found))
+
+
+def _agreed(event: Event, delta: float, found: float) -> float:
+    """`found`, moved outward by secants until delta evaluated there is at most `delta`; infinite where that is far."""
+    if math.isinf(found):
+        return found
+    value, step = found, max(_OUTWARD * found, 1e-300)
+    excess = _log_excess(event, value, delta)
+    for _ in range(_STEPS):
+        if excess <= 0:
+            return value
+        value, before = value + step, excess
+        excess = _log_excess(event, value, delta)
+        step = 1.1 * excess * step / (before - excess) if 0 < excess < before else 16 * step
+        if step > _FAR * value:
+            break
+    log.error("epsilon %.17g at delta %g, but delta evaluated there is larger: dropped", found, delta)
+    return math.inf
+
+
+def _log_excess(event: Event, epsilon: float, delta: float) -> float:
+    return math.log(max(_delta(event, epsilon, 0.0), 1e-320) / delta)
+
+
+def _smallest(
+    event: Event, choices: Iterable[list[_Method]], least: float, confirmed: Callable[[float], float]
+) -> float:
+    """The smallest finite answer that is not below `least`, of the first methods that have one which is `confirmed`.
+
+    Raises:
+        UnsupportedEvent: no method has a finite answer.
+    """
+    refusals: list[Exception] = []
+    for methods in choices:
+        found = confirmed(min(_answers(methods, least, refusals), default=math.inf))
+        if math.isfinite(found):
+            return found
+    if refusals:
+        raise refusals[0]
+    raise UnsupportedEvent(event, by="accounting", hint="no method finds a finite bound")
+
+
+def _answers(methods: list[_Method], least: float, refusals: list[Exception]) -> Iterator[float]:
+    for name, method in methods:
+        try:
+            value = method()
+        except (UnsupportedEvent, InvalidArgument) as refusal:
+            refusals.append(refusal)
+            continue
+        if value >= least:
+            yield value
+        else:
+            log.error("%s: %.17g, but the truth is at least %.17g: dropped", name, value, least)

@@ -268,3 +268,8 @@ def _work(event: Event) -> int:
     """About how many sums `event` takes."""
     kinds = _kinds(event)[1].items()
     return sum((40 + 2 * times.bit_length()) ** (times > 1) + sum(map(_work, _inner(part))) for part, times in kinds)
+
+
+def least_delta(event: Event, *, epsilon: float, cells: int = 256) -> float:
+    """A lower bound of the smallest delta at `epsilon`."""
+    return delta_bounds(event, epsilon=epsilon, cells=cells).lower

@@ -110,7 +110,7 @@ def power(side: Side, one: Measure, times: int, cut: float) -> Measure:
 
     About `cut` of mass in all is moved outward at the tails. Fewer times never cost more, so lower may stop early.
     """
-    most = int(min(1e30, 0.1 / max(abs(one.excess), 1e-40)))
+    most = max(1, int(min(1e30, 0.1 / max(abs(one.excess), 1e-40))))
     if times > most and side.upper:
         raise OutOfReach
     times = min(times, most)

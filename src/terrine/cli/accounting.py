@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +33,10 @@ Steps = Annotated[str, typer.Option(help="Number of steps.")]
 Delta = Annotated[float, typer.Option(help="The delta of (epsilon, delta)-DP; below 1 / number of people.")]
 Epsilon = Annotated[float, typer.Option(help="The epsilon to stay within.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+_WIDE = 0.01
+"""How far apart two bounds may lie before a reader is told so."""
 
 
 class Method(enum.StrEnum):
@@ -89,7 +92,10 @@ def epsilon(
         f"[bold]epsilon = {up(upper)}[/bold] at delta = {delta:g}   "
         f"({method.value}; the truth is at least {down(lower)})"
     )
-    _say(_meaning(event, upper, delta))
+    if upper > lower * (1 + _WIDE):
+        _say(f"[yellow]What is proven is a range, {down(lower)} to {up(upper)}: rely on the upper end.[/yellow]")
+    curve = certified.claimed_profile(event, delta=delta)
+    _say(curve.in_words(unit=settled_unit(event).value, epsilon=upper, delta=delta))
     if record["seeded"]:
         _say("[red]The noise came from a seed: this holds only against those who do not know it.[/red]")
 
@@ -191,19 +197,6 @@ def _whole_steps(text: str) -> int:
 
 def _budget(epsilon: float, delta: float) -> Budget:
     return Budget(check.positive("epsilon", epsilon), check.open_unit("delta", delta))
-
-
-def _meaning(event: Event, epsilon: float, delta: float) -> str:
-    unit = settled_unit(event).value
-    odds = math.exp(min(epsilon, 700.0))
-    posterior = odds / (1 + odds)
-    curve = certified.profile(event, points=9, smallest_delta=min(delta, 1e-9))
-    caught = float(curve.true_positive_rate(0.01))
-    return (
-        f"For one {unit}: whoever thought it a coin flip that the {unit} was in the data can become at most "
-        f"{up(100 * posterior, 3)}% sure (but for a chance of {delta:g}). The best possible attack with 1% false "
-        f"alarms finds at most {up(100 * caught, 3)}% of those who were in."
-    )
 
 
 def _print(record: dict[str, Any], as_json: bool, text: str) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from terrine import check
 
+LARGEST_EPSILON = 1e9
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -16,4 +18,6 @@ class Budget:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check.positive("epsilon", self.epsilon))
+        if self.epsilon > LARGEST_EPSILON:
+            raise check.refuse("epsilon", self.epsilon, f"at most {LARGEST_EPSILON:g}", "more protects nobody")
         object.__setattr__(self, "delta", check.half_open_unit("delta", self.delta))
