@@ -1,6 +1,8 @@
 """How tight and how fast: Terrine beside dp-accounting, Opacus and prv-accountant, interleaved in one process.
 
-    python benchmarks/accounting.py [--json results.json] [--repeats 5] [--quick]
+    python benchmarks/accounting.py [--json results.json] [--repeats 5] [--quick] [--witness]
+
+With --witness no peer is needed: what the two witnesses of every answer cost beside the search that they check.
 
 Times are CPU seconds of this process with one thread (a peer that needs more than --patience seconds is run once).
 All take turns. A turn lasts at least 20 ms: what is done sooner is done again, and the mean counts; in brackets stands
@@ -28,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from terrine import accounting
+from terrine.accounting import certified, witness
 from terrine.events import Budget, Composed, Gaussian, Laplace, PoissonSampled, RandomizedResponse, Repeated
 
 ROWS = [  # rate, noise, steps, delta, exact epsilon
@@ -131,6 +134,32 @@ def measure_row(row: tuple, peers: dict, repeats: int, patience: float) -> dict:
     }  # fmt: skip
 
 
+def show_witness(console: Console, repeats: int) -> None:
+    """Every answer is checked twice: the time of the whole over that of the search alone."""
+    table = Table(title="CPU ms: search alone, checked answer, slow witness", caption="median of turns")
+    for column in ("q", "sigma", "steps", "delta", "search", "checked", "ratio", "witness", "its enclosure"):
+        table.add_column(column)
+    for rate, noise, steps, delta, _ in ROWS:
+        event = dpsgd(rate, noise, steps)
+        runs = {
+            "search": lambda event=event, delta=delta: certified.epsilon(event, delta=delta),
+            "checked": lambda event=event, delta=delta: accounting.epsilon(event, delta=delta),
+            "witness": lambda event=event, delta=delta: witness.bounds(event, delta=delta).upper,
+        }
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _turn in range(repeats):
+            for name, run in runs.items():
+                times[name].append(measured(run)[1])
+        middle = {name: 1e3 * statistics.median(spent) for name, spent in times.items()}
+        seen = witness.bounds(event, delta=delta)
+        table.add_row(
+            f"{rate:.3g}", f"{noise:g}", f"{steps:g}", f"{delta:g}", f"{middle['search']:.1f}",
+            f"{middle['checked']:.1f}", f"{middle['checked'] / middle['search']:.1f}", f"{middle['witness']:.0f}",
+            f"{seen.lower:.6g} to {seen.upper:.6g}",
+        )  # fmt: skip
+    console.print(table)
+
+
 def show_rows(console: Console, results: list[dict]) -> None:
     table = Table(
         title="Poisson-subsampled Gaussian, add/remove", caption="excess over the certified lower bound; CPU ms"
@@ -183,7 +212,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--patience", type=float, default=0.5)
     parser.add_argument("--quick", action="store_true", help="leave out prv-accountant")
+    parser.add_argument("--witness", action="store_true", help="only what the two witnesses cost")
     options = parser.parse_args()
+    if options.witness:
+        show_witness(Console(width=170), options.repeats)
+        return
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     console = Console(width=170)
