@@ -3,8 +3,8 @@
 For neighbours with outputs P, Q let H(a) = sum (p - a q)+ over outcomes, a >= 0; delta(epsilon) = H(e^epsilon). A pair
 dominates another if its H is nowhere smaller, and composition keeps that [ZDW22, Theorem 10]. Every event becomes a
 measure of its losses log(p/q) under P. UPPER measures dominate every mechanism that the event describes; LOWER ones are
-dominated by one of them. `witness_measure` adds losses up and rounds, `witness_noise` has the noises; here are the rules
-for events, with the unit in the first data set or, reversed, in the second. Why both sides are proven:
+dominated by one of them. `witness_measure` adds losses up and rounds, `witness_noise` has the noises; here are the
+rules for events, with the unit in the first data set or, reversed, in the second. Why both sides are proven:
 
   Poisson        Unit present P, absent Q, given the others: (rP + (1-r)Q, Q) or reversed (Q, rP + (1-r)Q). Their H are
                  r H((a-1+r)/r) of (P, Q) and (1-a(1-r)) H(ar/(1-a(1-r))) of (Q, P): monotone in H of the inner pair in
@@ -106,7 +106,11 @@ def _measure(side: Side, event: Event, cut: float) -> Measure:
     share = cut / (len(others) + 1)
     found = [noises.gaussian(side, s, share)] if s else []
     for part, times in others.items():
-        found.append(power(side, _one(side, part, share / min(times, 10**30)), times, share))
+        try:
+            found.append(power(side, _one(side, part, share / min(times, 10**30)), times, share))
+        except OutOfReach:
+            if side.upper:
+                raise  # lower: without a part it never costs more
     return reduce(lambda a, b: add(side, a, b, share), found) if found else noises.two_points(side, 0.0)
 
 
@@ -224,8 +228,9 @@ def _stopped(side: Side, inner: Event, count: Any, cut: float) -> Measure:
     one = _measure(side, inner, cut)
     if not isinstance(count, events.PoissonCount):
         return one
-    some = -math.expm1(-count.mean) * (1 - 8 * UNIT)
-    return as_is(Measure(one.p * some, one.loss, 0.0, one.top * some))
+    none, place = math.exp(-count.mean), int(np.searchsorted(one.loss, 0.0))
+    p, loss = np.insert(one.p * (1 - none), place, none), np.insert(one.loss, place, 0.0)
+    return as_is(given(side, p, loss, 8 * UNIT, one.top * (1 - none)))
 
 
 def _pure(event: Event) -> float:
