@@ -74,5 +74,5 @@ def profile(event: Event, *, points: int = 33, smallest_delta: float = 1e-12) ->
     deltas = np.geomspace(
         min(at_zero, 0.9), min(check.open_unit("smallest_delta", smallest_delta), at_zero / 2), points
     )
-    epsilons = [0.0] + [tightest.epsilon(event, delta=float(value)) for value in deltas[1:]]
+    epsilons = [0.0, *tightest.epsilons(event, deltas=deltas[1:].tolist())]
     return Profile(np.array(epsilons), np.concatenate([[at_zero], deltas[1:]]))

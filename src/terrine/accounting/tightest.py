@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
 
 from terrine import check
 from terrine.accounting import certified, composition, renyi, witness
@@ -24,6 +27,7 @@ from terrine.events import Event
 
 log = logging.getLogger(__name__)
 
+_Answer = TypeVar("_Answer")
 _Method = tuple[str, Callable[[], float]]
 
 _OUTWARD = 1e-9
@@ -38,8 +42,18 @@ def epsilon(event: Event, *, delta: float) -> float:
     Raises:
         UnsupportedEvent: no accountant can bound some part of the event.
     """
-    delta = check.delta("delta", delta)
-    return _epsilon(event, delta, witness.least_epsilon(event, delta=delta))
+    return epsilons(event, deltas=[delta])[0]
+
+
+def epsilons(event: Event, *, deltas: Sequence[float]) -> list[float]:
+    """The same for several deltas at once, which spares the witness most of its time.
+
+    Raises:
+        UnsupportedEvent: no accountant can bound some part of the event.
+    """
+    deltas = [check.delta("delta", delta) for delta in deltas]
+    least = _witnessed(lambda: witness.least_epsilons(event, deltas=deltas), [0.0] * len(deltas))
+    return [_epsilon(event, delta, one) for delta, one in zip(deltas, least, strict=True)]
 
 
 def delta(event: Event, *, epsilon: float) -> float:
@@ -49,7 +63,7 @@ def delta(event: Event, *, epsilon: float) -> float:
         UnsupportedEvent: no accountant can bound some part of the event.
     """
     epsilon = check.not_negative("epsilon", epsilon)
-    return _delta(event, epsilon, witness.least_delta(event, epsilon=epsilon))
+    return _delta(event, epsilon, _witnessed(lambda: witness.least_delta(event, epsilon=epsilon), 0.0))
 
 
 def bounds(event: Event, *, delta: float, witness: bool = False) -> Bounds:
@@ -75,8 +89,18 @@ def bounds(event: Event, *, delta: float, witness: bool = False) -> Bounds:
 
 def _second_opinion(event: Event, delta: float, *, full: bool) -> Bounds:
     if full:
-        return Bounds(*witness.bounds(event, delta=delta))
-    return Bounds(witness.least_epsilon(event, delta=delta), math.inf)
+        return _witnessed(lambda: Bounds(*witness.bounds(event, delta=delta)), Bounds(0.0, math.inf))
+    return Bounds(_witnessed(lambda: witness.least_epsilon(event, delta=delta), 0.0), math.inf)
+
+
+def _witnessed(ask: Callable[[], _Answer], nothing: _Answer) -> _Answer:
+    """What the witness says; `nothing`, which refutes nobody, where its own numbers leave floating point."""
+    try:
+        with np.errstate(all="ignore"):
+            return ask()
+    except (ArithmeticError, ValueError, MemoryError, RecursionError) as error:
+        log.warning("the witness has no answer: %s", error)
+        return nothing
 
 
 def _epsilon(event: Event, delta: float, least: float) -> float:
@@ -85,7 +109,7 @@ def _epsilon(event: Event, delta: float, least: float) -> float:
     others: list[_Method] = [
         ("renyi", lambda: renyi.epsilon(event, delta=delta)),
         ("composition", lambda: composition.advanced(event, delta=delta)),
-        ("witness", lambda: witness.bounds(event, delta=delta).upper),
+        ("witness", lambda: _second_opinion(event, delta, full=True).upper),
         stated,
     ]
     return _smallest(event, (first, others), least, lambda found: _agreed(event, delta, found))
@@ -99,7 +123,7 @@ def _delta(event: Event, epsilon: float, least: float) -> float:
     others: list[_Method] = [
         ("renyi", lambda: renyi.delta(event, epsilon=epsilon)),
         ("composition", lambda: composition.advanced_delta(event, epsilon=epsilon)),
-        ("witness", lambda: witness.delta_bounds(event, epsilon=epsilon).upper),
+        ("witness", lambda: _witnessed(lambda: witness.delta_bounds(event, epsilon=epsilon).upper, 1.0)),
     ]
     return min(1.0, _smallest(event, (first, others), least, lambda found: found))
 

@@ -3,8 +3,8 @@
 For neighbours with outputs P, Q let H(a) = sum (p - a q)+ over outcomes, a >= 0; delta(epsilon) = H(e^epsilon). A pair
 dominates another if its H is nowhere smaller, and composition keeps that [ZDW22, Theorem 10]. Every event becomes a
 measure of its losses log(p/q) under P. UPPER measures dominate every mechanism that the event describes; LOWER ones are
-dominated by one of them. `witness_measure` adds losses up and rounds, `witness_noise` has the noises; here are the rules
-for events, with the unit in the first data set or, reversed, in the second. Why both sides are proven:
+dominated by one of them. `witness_measure` adds losses up and rounds, `witness_noise` has the noises; here are the
+rules for events, with the unit in the first data set or, reversed, in the second. Why both sides are proven:
 
   Poisson        Unit present P, absent Q, given the others: (rP + (1-r)Q, Q) or reversed (Q, rP + (1-r)Q). Their H are
                  r H((a-1+r)/r) of (P, Q) and (1-a(1-r)) H(ar/(1-a(1-r))) of (Q, P): monotone in H of the inner pair in
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -48,6 +48,9 @@ from terrine.accounting.witness_measure import (
 from terrine.errors import UnsupportedEvent
 from terrine.events import Event, Neighbours
 
+_SCALES = (1e-6, 1e-24, 1e-96, 1e-290)
+"""Deltas for which measures are made until one is small enough."""
+
 
 class Bounds(NamedTuple):
     """What is proven: `lower` <= the smallest valid value <= `upper`."""
@@ -66,14 +69,35 @@ def bounds(event: Event, *, delta: float, cells: int = 2048) -> Bounds:
 
 def least_epsilon(event: Event, *, delta: float, cells: int = 256) -> float:
     """A lower bound of the smallest epsilon at `delta`: whoever claims less is wrong."""
-    delta = check.half_open_unit("delta", delta)
-    return _worst(event, delta, cells, False, lambda side, measure: epsilon_at(side, measure, delta))
+    return least_epsilons(event, deltas=[check.half_open_unit("delta", delta)], cells=cells)[0]
+
+
+def least_epsilons(event: Event, *, deltas: Sequence[float], cells: int = 256) -> list[float]:
+    """The same for several deltas by one lower measure, made for the smallest."""
+    found = [0.0] * len(deltas)
+
+    def note(side: Side, measure: Measure) -> float:
+        found[:] = [max(old, epsilon_at(side, measure, delta)) for old, delta in zip(found, deltas, strict=True)]
+        return 0.0
+
+    _worst(event, min(deltas), cells, False, note)
+    return found
+
+
+def least_delta(event: Event, *, epsilon: float, cells: int = 256) -> float:
+    """A lower bound of the smallest delta at `epsilon`."""
+    found = 0.0
+    for scale in _SCALES:
+        found = max(found, _worst(event, scale, cells, False, lambda s, m: delta_at(s, m, epsilon)))
+        if found > scale:
+            break
+    return found
 
 
 def delta_bounds(event: Event, *, epsilon: float, cells: int = 2048) -> Bounds:
     """An enclosure of the smallest delta at `epsilon`."""
     epsilon, found = check.not_negative("epsilon", epsilon), Bounds(0.0, 1.0)
-    for scale in (1e-6, 1e-24, 1e-96, 1e-290):
+    for scale in _SCALES:
         low, high = (_worst(event, scale, cells, up, lambda s, m: delta_at(s, m, epsilon)) for up in (False, True))
         found = Bounds(max(found.lower, low), min(found.upper, high))
         if found.upper > scale or found.upper <= 1.01 * found.lower:
@@ -106,7 +130,11 @@ def _measure(side: Side, event: Event, cut: float) -> Measure:
     share = cut / (len(others) + 1)
     found = [noises.gaussian(side, s, share)] if s else []
     for part, times in others.items():
-        found.append(power(side, _one(side, part, share / min(times, 10**30)), times, share))
+        try:
+            found.append(power(side, _one(side, part, share / min(times, 10**30)), times, share))
+        except OutOfReach:
+            if side.upper:
+                raise  # lower: without a part it never costs more
     return reduce(lambda a, b: add(side, a, b, share), found) if found else noises.two_points(side, 0.0)
 
 
@@ -224,8 +252,9 @@ def _stopped(side: Side, inner: Event, count: Any, cut: float) -> Measure:
     one = _measure(side, inner, cut)
     if not isinstance(count, events.PoissonCount):
         return one
-    some = -math.expm1(-count.mean) * (1 - 8 * UNIT)
-    return as_is(Measure(one.p * some, one.loss, 0.0, one.top * some))
+    none, place = math.exp(-count.mean), int(np.searchsorted(one.loss, 0.0))
+    p, loss = np.insert(one.p * (1 - none), place, none), np.insert(one.loss, place, 0.0)
+    return as_is(given(side, p, loss, 8 * UNIT, one.top * (1 - none)))
 
 
 def _pure(event: Event) -> float:
@@ -268,8 +297,3 @@ def _work(event: Event) -> int:
     """About how many sums `event` takes."""
     kinds = _kinds(event)[1].items()
     return sum((40 + 2 * times.bit_length()) ** (times > 1) + sum(map(_work, _inner(part))) for part, times in kinds)
-
-
-def least_delta(event: Event, *, epsilon: float, cells: int = 256) -> float:
-    """A lower bound of the smallest delta at `epsilon`."""
-    return delta_bounds(event, epsilon=epsilon, cells=cells).lower

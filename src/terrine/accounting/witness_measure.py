@@ -110,10 +110,12 @@ def power(side: Side, one: Measure, times: int, cut: float) -> Measure:
 
     About `cut` of mass in all is moved outward at the tails. Fewer times never cost more, so lower may stop early.
     """
-    most = max(1, int(min(1e30, 0.1 / max(abs(one.excess), 1e-40))))
-    if times > most and side.upper:
+    most = int(min(1e30 if side.upper else 1e20, 0.1 / max(abs(one.excess), 1e-40)))
+    if times > max(most, 1) and side.upper:
         raise OutOfReach
     times = min(times, most)
+    if times <= 1:
+        return one
     one = whole = _trimmed(side, one, cut / times)
     done, cells = 1, 2 * _FINER * side.cells
     for digit in bin(times)[3:]:
@@ -154,8 +156,8 @@ def _cells(side: Side, measure: Measure, step: float) -> tuple[int, Array, Array
     cell = np.floor(measure.loss / step)
     start = int(cell.min())
     index = (cell - start).astype(np.int64)
-    p: Array = np.bincount(index, measure.p)
-    g: Array = np.bincount(index, -np.expm1(cell * step - measure.loss) * measure.p)
+    p = np.bincount(index, measure.p).astype(np.float64)
+    g = np.bincount(index, -np.expm1(cell * step - measure.loss) * measure.p).astype(np.float64)
     slop = (int(np.bincount(index).max()) + 8) * UNIT + 4 * measure.slop
     if side.upper:
         up = np.minimum(p, g * ((1 + 4 * slop) / -math.expm1(-step)))

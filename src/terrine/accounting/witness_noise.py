@@ -1,8 +1,8 @@
 """The noises that `witness` knows, as measures of privacy loss: `witness_measure` says what upper and lower mean.
 
 Tests against log-concave noise are thresholds, so a shift by s is a chain of s unit shifts [DRS22]: larger shifts
-dominate smaller ones and vectors of the same l1 norm. A unit shift of discrete Laplace noise is randomized response, the
-worst of its epsilon; so Laplace <= discrete Laplace <= discrete Laplace in fewer, larger steps.
+dominate smaller ones and vectors of the same l1 norm. A unit shift of discrete Laplace noise is randomized response,
+the worst of its epsilon; so Laplace <= discrete Laplace <= discrete Laplace in fewer, larger steps.
 """
 
 from __future__ import annotations
