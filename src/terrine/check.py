@@ -4,14 +4,66 @@ from __future__ import annotations
 
 import math
 import operator
+import unicodedata
 from typing import Any
 
 from terrine.errors import InvalidArgument
 
+LONGEST_TEXT = 10_000
+"""The most characters of a text for people."""
+
+_SHOWN = 100
+_UNSEEN = frozenset(  # printable to Python, but nothing is seen: fillers, selectors and joiners (Default_Ignorable)
+    chr(code)
+    for first, last in (
+        (0x034F, 0x034F),
+        (0x115F, 0x1160),
+        (0x17B4, 0x17B5),
+        (0x180B, 0x180F),
+        (0x2800, 0x2800),
+        (0x3164, 0x3164),
+        (0xFE00, 0xFE0F),
+        (0xFFA0, 0xFFA0),
+        (0x16FE4, 0x16FE4),
+        (0xE0100, 0xE01EF),
+    )
+    for code in range(first, last + 1)
+)
+
 
 def refuse(name: str, value: Any, wanted: str, hint: str = "") -> InvalidArgument:
     """The error for `value`, ready to raise."""
-    return InvalidArgument(f"{name}={value!r}: want {wanted}" + (f"; {hint}" if hint else ""))
+    return InvalidArgument(f"{name}={shown(value)}: want {wanted}" + (f"; {hint}" if hint else ""))
+
+
+def shown(value: Any, at_most: int = _SHOWN) -> str:
+    """`value` as a short piece of one line, for an error."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of more digits, or lists deeper, than Python writes
+        return f"a value of type {type(value).__name__} too large to be written"
+    return text if len(text) <= at_most else f"{text[: at_most - 3]}..."
+
+
+def text(name: str, value: Any, at_least: int = 0) -> str:
+    """Text for people, in Unicode's normal form NFC: what is written is all there is to see.
+
+    Refused: control characters, line breaks and tabs, characters of no width or that turn the direction of writing,
+    spaces other than the plain one or at an end, and a first character that would change the one before it.
+    """
+    wanted = f"text of {at_least} to {LONGEST_TEXT} printable characters"
+    if not isinstance(value, str) or not at_least <= len(value) <= LONGEST_TEXT:
+        raise refuse(name, value, wanted)
+    if not (value.isascii() and value.isprintable()):
+        for place, character in enumerate(value, start=1):
+            if not character.isprintable() or character in _UNSEEN:
+                raise _hidden(name, value, place, character)
+        value = unicodedata.normalize("NFC", value)
+        if value and unicodedata.category(value[0]).startswith("M"):
+            raise refuse(name, ascii(value), "text that begins with a character of its own")
+    if value != value.strip(" "):
+        raise refuse(name, value, "text without a space at either end")
+    return value
 
 
 def number(name: str, value: Any, wanted: str = "a number", hint: str = "") -> float:
@@ -82,3 +134,9 @@ def whole(name: str, value: Any, at_least: int = 1, hint: str = "") -> int:
     if result < at_least:
         raise refuse(name, value, wanted, hint)
     return result
+
+
+def _hidden(name: str, value: str, place: int, character: str) -> InvalidArgument:
+    called = f"U+{ord(character):04X} {unicodedata.name(character, '')}".strip()
+    told = f"character {place} is {called}, which cannot be seen or changes what is"
+    return InvalidArgument(f"{name}={shown(ascii(value)[1:-1])}: {told}; want text of printable characters")
