@@ -51,19 +51,19 @@ def text(name: str, value: Any, at_least: int = 0) -> str:
     Refused: control characters, line breaks and tabs, characters of no width or that turn the direction of writing,
     spaces other than the plain one or at an end, and a first character that would change the one before it.
     """
-    wanted = f"text of {at_least} to {LONGEST_TEXT} printable characters"
     if not isinstance(value, str) or not at_least <= len(value) <= LONGEST_TEXT:
-        raise refuse(name, value, wanted)
-    if not (value.isascii() and value.isprintable()):
-        for place, character in enumerate(value, start=1):
+        raise refuse(name, value, f"text of {at_least} to {LONGEST_TEXT} printable characters")
+    normal = str(value)
+    if not (normal.isascii() and normal.isprintable()):
+        for place, character in enumerate(normal, start=1):
             if not character.isprintable() or character in _UNSEEN:
-                raise _hidden(name, value, place, character)
-        value = unicodedata.normalize("NFC", value)
-        if value and unicodedata.category(value[0]).startswith("M"):
-            raise refuse(name, ascii(value), "text that begins with a character of its own")
-    if value != value.strip(" "):
-        raise refuse(name, value, "text without a space at either end")
-    return value
+                raise _hidden(name, normal, place, character)
+        normal = unicodedata.normalize("NFC", normal)
+        if unicodedata.category(normal[0]).startswith("M"):
+            raise refuse(name, ascii(normal), "text that begins with a character of its own")
+    if normal != normal.strip(" "):
+        raise refuse(name, normal, "text without a space at either end")
+    return normal
 
 
 def number(name: str, value: Any, wanted: str = "a number", hint: str = "") -> float:

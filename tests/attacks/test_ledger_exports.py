@@ -26,7 +26,7 @@ def lines(tmp_path):
     return exported.getvalue().splitlines(keepends=True)
 
 
-def refused(lines, tmp_path, match=""):
+def refused(lines, tmp_path, match=None):
     text = "".join(lines)
     found = verify_export(io.StringIO(text))
     assert found
@@ -46,7 +46,11 @@ def forged(lines, **changes):
     own = {name: value for name, value in changes.items() if name in ChargeRow._fields and name != "account"}
     charge = charge._replace(previous=account.hash, account=account.account)._replace(**own)
     charge = charge._replace(hash=digest(charge))
-    return [lines[0], *(json.dumps(one) + "\n" for one in ({"account": account._asdict()}, {"charge": charge._asdict()})), lines[3]]
+    return [
+        lines[0],
+        *(json.dumps(one) + "\n" for one in ({"account": account._asdict()}, {"charge": charge._asdict()})),
+        lines[3],
+    ]
 
 
 def test_forging_without_a_change_is_no_finding(lines):
@@ -116,9 +120,6 @@ def test_a_forged_field_with_every_hash_made_again_is_refused(lines, tmp_path, c
     refused(forged(lines, **changes), tmp_path)
 
 
-COST = json.loads('{"epsilon": "1/10", "delta": "0", "mu_squared": null, "renyi": "", "events": 1}')
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -135,6 +136,7 @@ COST = json.loads('{"epsilon": "1/10", "delta": "0", "mu_squared": null, "renyi"
         ("mu_squared", "-1"),
         ("renyi", "7ff8000000000000" * 8),
         ("renyi", 7),
+        ("renyi", ""),
         ("events", True),
         ("events", 1.5),
         ("events", "1"),
@@ -158,6 +160,38 @@ def test_a_cost_with_a_name_twice_is_refused(lines, tmp_path):
 def test_one_account_twice_in_an_export_is_refused(lines, tmp_path, same):
     other = forged(lines, **({"account": "f" * 32} if same == "name" else {"name": "other"}))
     refused([*lines[:3], *other[1:3], json.dumps({"end": 6}) + "\n"], tmp_path, match="twice")
+
+
+def test_a_charge_that_belongs_to_another_account_is_refused(lines, tmp_path):
+    """Imported as it stands, it would move the head of that other account."""
+    with Ledger.open(tmp_path / "victim.db") as victim:
+        victim.account("victim", budget=BUDGET)
+        exported = io.StringIO()
+        victim.export(exported)
+        other = json.loads(exported.getvalue().splitlines()[1])["account"]["account"]
+        charge = ChargeRow(**json.loads(lines[2])["charge"])._replace(account=other)
+        lines[2] = json.dumps({"charge": charge._replace(hash=digest(charge))._asdict()}) + "\n"
+        assert any("another account" in str(one) for one in verify_export(io.StringIO("".join(lines))))
+        with pytest.raises(LedgerDamaged):
+            victim.import_(io.StringIO("".join(lines)))
+        assert victim.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("at", "soon"), ("at", 1.5), ("purpose", b"\xff"), ("by", b""), ("event", b"x"), ("sequence", "x"), ("hash", b"")],
+)
+def test_a_row_of_other_types_is_a_finding_and_our_error(lines, tmp_path, column, value):
+    path = tmp_path / "ledger.db"
+    with Ledger.open(path) as ledger:
+        ledger.account("main").charge(PureDP(epsilon=0.1))
+    with sqlite3.connect(path) as connection:
+        connection.execute(f'UPDATE ledger_charges SET "{column}" = ? WHERE sequence = 1', (value,))
+    with Ledger.open(path) as ledger:
+        assert ledger.verify()
+        assert all(str(one).isprintable() for one in ledger.verify())
+        with pytest.raises(TerrineError):
+            list(ledger.account("main").history())
 
 
 @pytest.mark.parametrize("text", ["", "\n", "{}\n", "null\n", "[]\n", "x", '{"terrine-ledger": 1}\n', "\ud800\n"])

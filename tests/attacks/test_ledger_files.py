@@ -200,6 +200,16 @@ def test_a_link_turned_to_another_file_is_noticed(file, tmp_path):
         refused(account)
 
 
+def test_a_link_to_a_file_that_is_not_there_yet_is_filled(tmp_path):
+    link, real = tmp_path / "link.db", tmp_path / "real.db"
+    link.symlink_to(real)
+    with Ledger.open(link) as ledger:
+        ledger.account("main", budget=BUDGET).charge(TENTH)
+    assert link.is_symlink()
+    assert modes(tmp_path) == {"link.db": 0o600, "real.db": 0o600}
+    assert charges(real) == 1
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -102,7 +102,9 @@ def _built(record: Any, kinds: dict[str, type], _depth: int) -> Any:
         raise MalformedEvents(f"kind={check.shown(record.get('kind'))}: want one of {', '.join(sorted(kinds))}")
     known = {field.name for field in dataclasses.fields(kind)}
     if strange := sorted(set(record) - known - {"kind"}):
-        raise MalformedEvents(f"{kind.__name__}: unknown field {check.shown(strange[0])}; it has {', '.join(sorted(known))}")
+        raise MalformedEvents(
+            f"{kind.__name__}: unknown field {check.shown(strange[0])}; it has {', '.join(sorted(known))}"
+        )
     values = {name: _value(name, value, _depth) for name, value in record.items() if name != "kind"}
     try:
         return kind(**values)
