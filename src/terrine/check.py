@@ -54,7 +54,7 @@ def text(name: str, value: Any, at_least: int = 0) -> str:
     if not isinstance(value, str) or not at_least <= len(value) <= LONGEST_TEXT:
         raise refuse(name, value, f"text of {at_least} to {LONGEST_TEXT} printable characters")
     normal = str(value)
-    if not (normal.isascii() and normal.isprintable()):
+    if not normal.isascii() or not normal.isprintable():
         for place, character in enumerate(normal, start=1):
             if not character.isprintable() or character in _UNSEEN:
                 raise _hidden(name, normal, place, character)

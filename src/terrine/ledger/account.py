@@ -104,9 +104,8 @@ class Account:
             LedgerDamaged: the account's records are broken, or were rolled back since this handle last saw them.
         """
         known = self._protected(event)
-        purpose, by, partition = (
-            check.text(name, value) for name, value in (("purpose", purpose), ("by", by), ("partition", partition))
-        )
+        purpose, by = check.text("purpose", purpose), check.text("by", by)
+        partition = check.text("partition", partition)
         store = self._ledger._store
         with store.charging() as session:
             head = store.lock_head(session, self._row.account)
@@ -146,12 +145,9 @@ class Account:
             InvalidArgument: it is no mechanism and was not run; or its answer carries no event, or another one than
                 was charged: then the answer is withheld, and the charge stays, because it has looked at the data.
         """
-        kind = type(mechanism).__name__
-        if not isinstance(getattr(mechanism, "event", None), _EVENTS) or not callable(
-            getattr(mechanism, "release", None)
-        ):
+        kind, event = type(mechanism).__name__, getattr(mechanism, "event", None)
+        if not isinstance(event, _EVENTS) or not callable(getattr(mechanism, "release", None)):
             raise InvalidArgument(f"{kind}: want a mechanism, with an event and a release(value); nothing was charged")
-        event: Event = mechanism.event
         if getattr(options.get("rng"), "reproducible", False) and not isinstance(event, Reproducible):
             event = Reproducible(event)
         self.charge(event, purpose=purpose or kind, by=by, partition=partition)

@@ -1,8 +1,8 @@
 """The file of a ledger in SQLite: made whole and for its owner alone, and missed when it is moved away.
 
 A process that holds a file open goes on writing to it after it was moved or removed: its charges would be on disk, and
-nobody who opens the ledger by its name would see them. So every transaction looks whether the file of that name, and
-the log and its index beside it, are still the ones that were opened.
+nobody who opens the ledger by its name would see them. So every transaction, before it is committed, looks whether the
+file of that name, and the log and its index beside it, are still the ones that were opened.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ NOTHING = "nothing was charged, nothing was released"
 Identity = tuple[int, int]
 """Device and number of a file: what stays the same when it is renamed."""
 
+Files = tuple[Identity | None, Identity | None, Identity | None]
+"""Which files the database, its log and the log's index are."""
+
 
 class DatabaseFile:
     """One file by its name; `path` is absolute, so that a change of the working folder leads nowhere else."""
@@ -27,6 +30,7 @@ class DatabaseFile:
     def __init__(self, given: Path) -> None:
         self.given = given
         self.path = given.absolute()
+        self._names = (str(self.path), "", "")
         self._opened: Identity | None = None
 
     def find_or_create(self, create: bool, build: Callable[[Path], None]) -> None:
@@ -42,32 +46,31 @@ class DatabaseFile:
             )
         else:
             self._create(build)
-        self._opened = _identity(self.path)
-        self._beside = Path(os.path.realpath(self.path))
+        beside = Path(os.path.realpath(self.path))
+        self._names = (str(self.path), f"{beside}-wal", f"{beside}-shm")
+        self._opened = _identity(self._names[0])
 
-    def must_be_in_place(self) -> None:
-        """Refuse to go on if the file of this name is not the one that was opened.
-
-        Raises:
-            LedgerUnavailable: it was moved, removed or replaced.
-        """
-        if self._opened is None or _identity(self.path) != self._opened:
-            raise self._missing(self.given)
-
-    def logs(self) -> tuple[Identity | None, Identity | None]:
-        """Which files the log and its index are now."""
-        return _identity(f"{self._beside}-wal"), _identity(f"{self._beside}-shm")
-
-    def logs_must_be(self, opened: tuple[Identity | None, Identity | None]) -> None:
-        """Refuse to go on if the log or its index is not the one that was opened.
+    def found(self) -> Files:
+        """Which files are there now: the one that was opened first, whatever log is beside it.
 
         Raises:
-            LedgerUnavailable: it was moved, removed or replaced.
+            LedgerUnavailable: the database was moved, removed or replaced.
         """
-        if self.logs() != opened:
+        database, log, index = self._names
+        if (now := _identity(database)) is None or now != self._opened:
+            raise self._missing(str(self.given))
+        return now, _identity(log), _identity(index)
+
+    def must_be(self, files: Files | None) -> None:
+        """Refuse to go on if other files are there now.
+
+        Raises:
+            LedgerUnavailable: the database or its log was moved, removed or replaced.
+        """
+        if self.found() != files:
             raise self._missing(f"the log beside {self.given}")
 
-    def _missing(self, what: object) -> LedgerUnavailable:
+    def _missing(self, what: str) -> LedgerUnavailable:
         return LedgerUnavailable(
             f"{what}: moved away or replaced while the ledger was open; put it back, or open the ledger again and "
             f"`terrine ledger verify --against` the last hash you know; {NOTHING}"
@@ -94,7 +97,7 @@ def _with(path: Path, tail: str) -> Path:
     return path.with_name(path.name + tail)
 
 
-def _identity(path: Path | str) -> Identity | None:
+def _identity(path: str) -> Identity | None:
     try:
         found = os.stat(path)
     except OSError:

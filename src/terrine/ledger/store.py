@@ -38,7 +38,7 @@ from sqlalchemy.pool import NullPool
 
 from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable, MissingExtra
 from terrine.ledger import schema
-from terrine.ledger.file import NOTHING, DatabaseFile
+from terrine.ledger.file import NOTHING, DatabaseFile, Files
 from terrine.ledger.records import AccountRow, ChargeRow
 
 KINDS = ("sqlite", "postgresql")
@@ -91,9 +91,9 @@ class Session:
 
     connection: Connection
     cursor: Any
+    files: Files | None = None
     pipeline: Any = None
     began: bool = False
-    logs: Any = None
 
     def execute(self, *arguments: Any, **options: Any) -> Result[Any]:
         """Run a statement of SQLAlchemy's."""
@@ -132,10 +132,6 @@ class Transaction:
         try:
             self._session = session = store.take()
             session.begin(self._begin, self._pipelined)
-            store.must_be_in_place(session)
-        except LedgerUnavailable:
-            store.discard(self._session)
-            raise
         except store.errors as error:
             raise store.failed(self._session, error) from error
         return session
@@ -144,10 +140,10 @@ class Transaction:
         store, session = self._store, self._session
         assert session is not None
         try:
+            if raised is None or isinstance(raised, Exception):
+                store.must_be_in_place(session)
             if isinstance(raised, store.errors):
                 raise raised
-            if raised is None:
-                store.must_be_in_place(session)
             session.end("COMMIT" if raised is None else "ROLLBACK")
         except LedgerUnavailable:
             store.discard(session)
@@ -216,10 +212,10 @@ class Store:
             return self._idle.pop()
         except IndexError:
             if self._file is not None:
-                self._file.must_be_in_place()
+                self._file.found()
             connection = self._engine.connect()
             driver: Any = connection.connection.driver_connection
-            return Session(connection, driver.cursor())
+            return Session(connection, driver.cursor(), None if self._file is None else self._file.found())
 
     def give_back(self, session: Session) -> None:
         """Keep an open connection for the next transaction."""
@@ -227,12 +223,8 @@ class Store:
 
     def must_be_in_place(self, session: Session) -> None:
         """Refuse to go on with files that were moved away or replaced since `session` opened them."""
-        if self._file is None:
-            return
-        self._file.must_be_in_place()
-        if session.logs is None:
-            session.logs = self._file.logs()
-        self._file.logs_must_be(session.logs)
+        if self._file is not None:
+            self._file.must_be(session.files)
 
     def discard(self, session: Session | None) -> None:
         """Let go of `session` and every other connection: what failed once is not trusted again."""
