@@ -31,6 +31,7 @@ LAST_MOMENT = 253_402_300_799_999_999
 _WHOLE_NUMBERS = {"opened", "sequence", "at"}
 _COST = {"epsilon", "delta", "mu_squared", "renyi", "events"}
 _FRACTION = re.compile("(?:0|[1-9][0-9]{0,1999})(?:/[1-9][0-9]{0,199})?")
+_LARGEST_ORDER = 1e12
 _PLANNED = ', "planned": true'
 
 
@@ -216,6 +217,8 @@ def _read_terms(text: str) -> Terms:
         orders=tuple(float(order) for order in record.pop("orders")),
         **record,
     )
+    if not terms.orders or not all(1 < order < _LARGEST_ORDER for order in terms.orders):
+        raise ValueError("no orders of a Renyi divergence")
     terms.check()
     return terms
 

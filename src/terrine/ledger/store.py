@@ -39,7 +39,7 @@ from sqlalchemy.pool import NullPool
 from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable, MissingExtra
 from terrine.ledger import schema
 from terrine.ledger.file import NOTHING, DatabaseFile, Files
-from terrine.ledger.records import AccountRow, ChargeRow
+from terrine.ledger.records import AccountRow, ChargeRow, mistyped
 
 KINDS = ("sqlite", "postgresql")
 """The databases that can hold a ledger."""
@@ -239,26 +239,26 @@ class Store:
 
     def lock_head(self, session: Session, account: str) -> tuple[int, str]:
         """The last sequence number and hash of `account`, which nobody else can move before this transaction ends."""
-        found: tuple[int, str] | None = session.cursor.execute(self._sql["locked head"], (account,)).fetchone()
-        if found is None:
+        found = session.cursor.execute(self._sql["locked head"], (account,)).fetchone()
+        if found is None or type(found[0]) is not int or type(found[1]) is not str:
             raise LedgerDamaged(f"{self}: the account has no head row; run `terrine ledger verify`")
-        return found
+        return found[0], found[1]
 
     def head(self, session: Session, account: str) -> tuple[int, str] | None:
         """The last sequence number and hash of `account`, or None where the row is gone."""
-        found: tuple[int, str] | None = session.cursor.execute(self._sql["head"], (account,)).fetchone()
-        return found
+        found = session.cursor.execute(self._sql["head"], (account,)).fetchone()
+        return None if found is None or type(found[0]) is not int or type(found[1]) is not str else tuple(found)
 
     def row(self, session: Session, account: str, sequence: int) -> ChargeRow | None:
         """One charge."""
         found = session.cursor.execute(self._sql["row"], (account, sequence)).fetchone()
-        return None if found is None else ChargeRow._make(found)
+        return None if found is None else self._read(found)
 
     def last_of_streams(self, session: Session, account: str, streams: Iterable[str]) -> list[ChargeRow]:
         """The last charge on each of these partitions: one look into an index for each, however long the history."""
         sql = self._sql["last of stream"]
         found = [session.cursor.execute(sql, (account, account, stream)).fetchone() for stream in streams]
-        return [ChargeRow._make(row) for row in found if row is not None]
+        return [self._read(row) for row in found if row is not None]
 
     def append(self, session: Session, row: ChargeRow) -> None:
         """Add `row` at the end of its account."""
@@ -266,7 +266,7 @@ class Store:
         session.cursor.execute(self._sql["move head"], (row.sequence, row.hash, row.account))
 
     def rows(self, session: Session, account: str) -> Iterator[ChargeRow]:
-        """Every charge of `account`, in order, without holding them all."""
+        """Every charge of `account`, in order, without holding them all; of whatever types the database holds."""
         table = schema.CHARGES
         wanted = select(table).where(table.c.account == account).order_by(table.c.sequence)
         for row in session.execute(wanted, execution_options={"yield_per": 1000}):
@@ -285,9 +285,16 @@ class Store:
         session.execute(insert(schema.HEADS), {"account": row.account, "sequence": 0, "hash": row.hash})
         session.execute(update(schema.META).values(accounts=schema.META.c.accounts + 1))
 
-    def counted(self, session: Session) -> int:
-        """How many accounts the ledger says it has."""
-        return int(session.execute(select(schema.META.c.accounts)).scalar_one())
+    def counted(self, session: Session) -> object:
+        """How many accounts the ledger says it has; anything else if it does not say."""
+        found = session.execute(select(schema.META.c.accounts)).scalars().all()
+        return found[0] if len(found) == 1 else found
+
+    def _read(self, found: Any) -> ChargeRow:
+        row = ChargeRow._make(found)
+        if name := mistyped(row):
+            raise LedgerDamaged(f"{self}: a charge whose {name} is not of its type; run `terrine ledger verify`")
+        return row
 
     def _build(self, draft: Path) -> None:
         engine = self._connect_to(self.url.set(database=str(draft)))

@@ -37,13 +37,19 @@ def export(store: Store, file: IO[str], *, account: str | None = None) -> int:
             raise InvalidArgument(f"account {account!r}: not in this ledger")
         file.write(START + "\n")
         for row in accounts:
-            file.write(json.dumps({"account": row._asdict()}) + "\n")
+            file.write(_line("account", row))
             lines += 1
             for charge in store.rows(session, row.account):
-                file.write(json.dumps({"charge": charge._asdict()}) + "\n")
+                file.write(_line("charge", charge))
                 lines += 1
         file.write(json.dumps({"end": lines}) + "\n")
     return lines
+
+
+def _line(kind: str, row: AccountRow | ChargeRow) -> str:
+    if name := mistyped(row):
+        raise LedgerDamaged(f"a row of kind {kind} has a {name} not of its type; run `terrine ledger verify`")
+    return json.dumps({kind: row._asdict()}) + "\n"
 
 
 def import_(store: Store, file: IO[str], *, against: str | None = None) -> int:

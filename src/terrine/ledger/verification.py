@@ -87,7 +87,11 @@ def verify(store: Store, *, against: str | None = None) -> list[Finding]:
         counted = store.counted(session)
         if counted != len(accounts):
             found.append(
-                Finding("", 0, f"{len(accounts)} accounts are here, {counted} were opened: one was dropped or added")
+                Finding(
+                    "",
+                    0,
+                    f"{len(accounts)} accounts are here, {check.shown(counted)} were opened: one was dropped or added",
+                )
             )
         for account in accounts:
             head = store.head(session, account.account)
