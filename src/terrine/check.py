@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import unicodedata
+from collections.abc import Callable
 from typing import Any
 
 from terrine.errors import InvalidArgument
@@ -36,10 +37,10 @@ def refuse(name: str, value: Any, wanted: str, hint: str = "") -> InvalidArgumen
     return InvalidArgument(f"{name}={shown(value)}: want {wanted}" + (f"; {hint}" if hint else ""))
 
 
-def shown(value: Any, at_most: int = _SHOWN) -> str:
+def shown(value: Any, at_most: int = _SHOWN, *, written: Callable[[Any], str] = repr) -> str:
     """`value` as a short piece of one line, for an error."""
     try:
-        text = repr(value)
+        text = written(value)
     except (ValueError, RecursionError):  # a number of more digits, or lists deeper, than Python writes
         return f"a value of type {type(value).__name__} too large to be written"
     return text if len(text) <= at_most else f"{text[: at_most - 3]}..."
@@ -60,7 +61,7 @@ def text(name: str, value: Any, at_least: int = 0) -> str:
                 raise _hidden(name, normal, place, character)
         normal = unicodedata.normalize("NFC", normal)
         if unicodedata.category(normal[0]).startswith("M"):
-            raise refuse(name, ascii(normal), "text that begins with a character of its own")
+            raise _hidden(name, normal, 1, normal[0])
     if normal != normal.strip(" "):
         raise refuse(name, normal, "text without a space at either end")
     return normal
@@ -138,5 +139,5 @@ def whole(name: str, value: Any, at_least: int = 1, hint: str = "") -> int:
 
 def _hidden(name: str, value: str, place: int, character: str) -> InvalidArgument:
     called = f"U+{ord(character):04X} {unicodedata.name(character, '')}".strip()
-    told = f"character {place} is {called}, which cannot be seen or changes what is"
-    return InvalidArgument(f"{name}={shown(ascii(value)[1:-1])}: {told}; want text of printable characters")
+    wanted = "text of one line, of printable characters that stand for themselves"
+    return InvalidArgument(f"{name}={shown(value, written=ascii)}: character {place} is {called}; want {wanted}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -175,6 +177,37 @@ def test_a_file_moved_while_a_charge_is_priced_is_noticed_before_it_is_committed
         refused(account)
         monkeypatch.undo()
     assert charges(file.parent.parent / "away" / file.name) == 1
+
+
+def elsewhere(path):
+    """Another process charges a tenth, and as the last one to close removes the log, if SQLite lets it."""
+    code = "import sys; from terrine.ledger import Ledger; from terrine.events import PureDP\n"
+    code += "with Ledger.open(sys.argv[1]) as ledger: ledger.account('main').charge(PureDP(epsilon=0.1))"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+
+
+def test_opening_a_ledger_twice_in_one_process_loses_no_charge(file):
+    """A file that is opened and closed beside SQLite loses the process's locks, and another process removes the log."""
+    with Ledger.open(file) as one:
+        account = one.account("main")
+        account.charge(TENTH)
+        with Ledger.open(file):
+            elsewhere(file)
+            account.charge(TENTH)
+            assert charges(file) == 4
+        account.charge(TENTH)
+    assert charges(file) == 5
+
+
+def test_a_program_that_reads_the_file_and_so_drops_its_locks_is_told(file):
+    with Ledger.open(file) as ledger:
+        account = ledger.account("main")
+        account.charge(TENTH)
+        file.read_bytes()
+        elsewhere(file)
+        refused(account)
+        account.charge(TENTH)  # by a connection of its own
+    assert charges(file) == 4
 
 
 def test_a_change_of_the_working_folder_does_not_lead_to_another_file(file, monkeypatch, tmp_path):

@@ -138,10 +138,11 @@ def charge(
 def head(ledger: Where, account: SomeName = None, as_json: AsJson = False) -> None:
     """Print the hash of each account's newest record, to write down elsewhere for `verify --against`."""
     with _opened(ledger) as book:
-        hashes = {account: book.account(account).head()} if account is not None else None
-        text = book.head() if hashes is None else hashes[account]  # type: ignore[index]
-        hashes = hashes or dict(zip([one.name for one in book.accounts()], text.split(), strict=True))
-    _print({"head": text, "accounts": hashes}, "\n".join(text.split()), as_json)
+        accounts = book.accounts() if account is None else [book.account(account)]
+        if not accounts:
+            book.head()  # says that there is none
+        hashes = {one.name: one.head() for one in accounts}
+    _print({"head": " ".join(hashes.values()), "accounts": hashes}, "\n".join(hashes.values()), as_json)
 
 
 @app.command()

@@ -104,7 +104,7 @@ def _table(history: list[dict[str, Any]]) -> Table:
     kept = {name: cells for name, cells in columns.items() if any(cells)}
     table = Table()
     for name in kept:
-        table.add_column(name, overflow="fold", no_wrap=name == "charge")
+        table.add_column(name, overflow="fold", no_wrap=name in ("charge", "when (UTC)"))
     for cells in zip(*kept.values(), strict=True):
         table.add_row(*(escape(cell) for cell in cells))
     return table

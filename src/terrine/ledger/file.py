@@ -3,6 +3,9 @@
 A process that holds a file open goes on writing to it after it was moved or removed: its charges would be on disk, and
 nobody who opens the ledger by its name would see them. So every transaction, before it is committed, looks whether the
 file of that name, and the log and its index beside it, are still the ones that were opened.
+
+Nothing here opens the file of a database: when a process closes a file, POSIX drops all its locks on it, SQLite's too,
+and another process would take the log for its own and remove it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from terrine.errors import LedgerDamaged, LedgerUnavailable
+
+PAGE = 2048
+"""The size of a ledger's pages: a charge touches one row each on a few pages, and a commit writes whole pages."""
 
 NOTHING = "nothing was charged, nothing was released"
 
@@ -32,23 +38,43 @@ class DatabaseFile:
         self.path = given.absolute()
         self._names = (str(self.path), "", "")
         self._opened: Identity | None = None
+        self._cut = False
 
     def find_or_create(self, create: bool, build: Callable[[Path], None]) -> None:
-        """Make sure that there is a whole file, built by `build` if there was none, and remember which it is."""
+        """Make sure that there is a file, built by `build` if there was none, and remember which it is."""
         beside = Path(os.path.realpath(self.path))
-        if self.path.exists():
-            _must_be_whole(self.given, beside)
-        elif not create:
+        try:
+            there = self.path.exists()
+            size = self.path.stat().st_size if there else PAGE
+            logged = _size(f"{beside}-wal")
+        except OSError as error:
+            raise LedgerUnavailable(f"{self.given}: {error.strerror}; {NOTHING}") from error
+        if not there and not create:
             raise LedgerUnavailable(f"{self.given}: no such file; `terrine ledger create` makes one")
-        elif any(_with(beside, tail).exists() for tail in ("-wal", "-journal")):
+        if not there and (logged is not None or _size(f"{beside}-journal") is not None):
             raise LedgerDamaged(
                 f"{self.given}: gone, but its log is still there; put the file back, or remove the log to begin anew"
             )
-        else:
+        if size == 0:
+            raise LedgerDamaged(
+                f"{self.given}: an empty file where a ledger should be; restore it, or remove it to begin anew"
+            )
+        if not there:
             self._create(build)
-        beside = Path(os.path.realpath(self.path))
+        self._cut = bool(size % PAGE) and not logged
         self._names = (str(self.path), f"{beside}-wal", f"{beside}-shm")
         self._opened = _identity(self._names[0])
+
+    def must_be_whole(self) -> None:
+        """Refuse a file whose last page was cut: SQLite, which finds missing pages, would fill its end with zeros.
+
+        Raises:
+            LedgerDamaged: it was cut, and there is no log from which SQLite would repair it.
+        """
+        if self._cut:
+            raise LedgerDamaged(
+                f"{self.given}: the file is damaged or cut short; restore it from a backup or an export"
+            )
 
     def found(self) -> Files:
         """Which files are there now: the one that was opened first, whatever log is beside it.
@@ -97,28 +123,16 @@ def _with(path: Path, tail: str) -> Path:
     return path.with_name(path.name + tail)
 
 
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return None
+
+
 def _identity(path: str) -> Identity | None:
     try:
         found = os.stat(path)
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _must_be_whole(given: Path, file: Path) -> None:
-    """Refuse a file that was cut short: SQLite would fill the end of a cut page with zeros, and an empty file anew."""
-    try:
-        size = file.stat().st_size
-        with open(file, "rb") as opened:
-            header = opened.read(100)
-    except OSError as error:
-        raise LedgerUnavailable(f"{given}: {error.strerror}; {NOTHING}") from error
-    if size == 0:
-        raise LedgerDamaged(f"{given}: an empty file where a ledger should be; restore it, or remove it to begin anew")
-    log = _with(file, "-wal")
-    if len(header) < 100 or not header.startswith(b"SQLite format 3") or (log.exists() and log.stat().st_size):
-        return  # SQLite itself says what is wrong, or repairs the file from its log
-    page = int.from_bytes(header[16:18], "big")
-    page = 65536 if page == 1 else page
-    if size % page or size < page * int.from_bytes(header[28:32], "big"):
-        raise LedgerDamaged(f"{given}: the file is damaged or cut short; restore it from a backup or an export")

@@ -206,7 +206,7 @@ def read_state(text: str, orders: tuple[float, ...]) -> tuple[Cost, Cost | None]
 
 def _must_be_written(name: str, text: str, at_least: int = 0) -> None:
     if check.text(name, text, at_least) != text:
-        raise InvalidArgument(f"{name}={check.shown(ascii(text))}: not written in NFC")
+        raise InvalidArgument(f"{name}={check.shown(text, written=ascii)}: not written in NFC")
 
 
 def _read_terms(text: str) -> Terms:

@@ -38,14 +38,13 @@ from sqlalchemy.pool import NullPool
 
 from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable, MissingExtra
 from terrine.ledger import schema
-from terrine.ledger.file import NOTHING, DatabaseFile, Files
+from terrine.ledger.file import NOTHING, PAGE, DatabaseFile, Files
 from terrine.ledger.records import AccountRow, ChargeRow, mistyped
 
 KINDS = ("sqlite", "postgresql")
 """The databases that can hold a ledger."""
 
 _MIGRATION_LOCK = 0x7465_7272_696E_65  # "terrine"
-_PAGE = 2048  # a charge touches one row each on a few pages, and a commit writes whole pages
 _BEGIN = {
     ("sqlite", True): "BEGIN IMMEDIATE",
     ("sqlite", False): "BEGIN",
@@ -179,6 +178,8 @@ class Store:
             self._file.find_or_create(create, self._build)
         with self.transaction(write=False) as session:
             version = schema.found_version(session.connection)
+        if self._file is not None:
+            self._file.must_be_whole()
         if version == 0 and not create:
             raise LedgerUnavailable(f"{self}: holds no ledger; `terrine ledger create` makes one")
         if version < schema.VERSION:
@@ -300,7 +301,7 @@ class Store:
         engine = self._connect_to(self.url.set(database=str(draft)))
         try:
             with engine.connect() as connection:
-                connection.exec_driver_sql(f"PRAGMA page_size = {_PAGE}")
+                connection.exec_driver_sql(f"PRAGMA page_size = {PAGE}")
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 schema.migrate(connection)
                 connection.exec_driver_sql("COMMIT")
@@ -389,5 +390,5 @@ def _only_existing(path: Path, _dialect: Any, _record: Any, given: list[Any], op
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {2**22 // _PAGE}")  # as usual, 4 MB
+    connection.execute(f"PRAGMA wal_autocheckpoint = {2**22 // PAGE}")  # as usual, 4 MB
     connection.execute("PRAGMA foreign_keys = ON")
