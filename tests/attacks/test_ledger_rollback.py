@@ -131,13 +131,10 @@ def test_a_row_that_only_carries_the_hash_does_not_count(file):
     assert any(written in str(one) for one in findings(file, against=written))
 
 
-@pytest.mark.parametrize("wrong", ["", " ", "abc", "g" * 64, "a" * 63, "a" * 65, 7, None, "a" * 64 + " x"])
+@pytest.mark.parametrize("wrong", ["", " ", "abc", "g" * 64, "a" * 63, "a" * 65, 7, "a" * 64 + " x"])
 def test_a_hash_that_is_none_never_verifies(file, wrong):
-    with Ledger.open(file) as ledger:
-        if wrong is None:
-            return
-        with pytest.raises(InvalidArgument, match="want the hash"):
-            ledger.verify(against=wrong)
+    with Ledger.open(file) as ledger, pytest.raises(InvalidArgument, match="want the hash"):
+        ledger.verify(against=wrong)
 
 
 def test_a_ledger_without_accounts_has_nothing_to_write_down(tmp_path):
