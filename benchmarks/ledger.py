@@ -30,6 +30,7 @@ from terrine.errors import BudgetExceeded
 from terrine.events import Budget, Gaussian, PureDP, to_json
 from terrine.ledger import Ledger
 from terrine.ledger.records import ChargeRow, hashed, write_cost, write_state
+from terrine.mechanisms import Release
 
 PROCESSES = multiprocessing.get_context("fork")
 
@@ -41,9 +42,9 @@ class Marked:
     event: PureDP
     marks: int
 
-    def release(self, tag: str) -> str:
+    def release(self, tag: str) -> Release[str]:
         os.write(self.marks, f"{tag}\n".encode())
-        return tag
+        return Release(tag, self.event)
 
 
 def crashes(url: str, folder: Path, *, kills: int, workers: int = 4, seed: int = 1) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def _charge_for_ever(url: str, released: Path, acknowledged: Path, name: str, op
     open_.release()
     mechanism = Marked(PureDP(epsilon=1e-6), marks)
     for number in range(10**9):
-        tag = account.release(mechanism, f"{name}-{number}", purpose=f"{name}-{number}")
+        tag = account.release(mechanism, f"{name}-{number}", purpose=f"{name}-{number}").value
         os.write(done, f"{tag}\n".encode())
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
+import unicodedata
+from collections.abc import Callable
 from typing import Any
 
 from terrine.errors import InvalidArgument
@@ -11,16 +13,61 @@ from terrine.errors import InvalidArgument
 SMALLEST_DELTA = 1e-300
 """Below it floating point has no digits left to prove anything with."""
 
+LONGEST_TEXT = 10_000
+"""The most characters of a text for people."""
+
+_SHOWN = 100
+_UNSEEN = frozenset(  # printable to Python, but nothing is seen: fillers, selectors and joiners (Default_Ignorable)
+    chr(code)
+    for first, last in (
+        (0x034F, 0x034F),
+        (0x115F, 0x1160),
+        (0x17B4, 0x17B5),
+        (0x180B, 0x180F),
+        (0x2800, 0x2800),
+        (0x3164, 0x3164),
+        (0xFE00, 0xFE0F),
+        (0xFFA0, 0xFFA0),
+        (0x16FE4, 0x16FE4),
+        (0xE0100, 0xE01EF),
+    )
+    for code in range(first, last + 1)
+)
+
 
 def refuse(name: str, value: Any, wanted: str, hint: str = "") -> InvalidArgument:
     """The error for `value`, ready to raise."""
-    return InvalidArgument(f"{name}={_shown(value)}: want {wanted}" + (f"; {hint}" if hint else ""))
+    return InvalidArgument(f"{name}={shown(value)}: want {wanted}" + (f"; {hint}" if hint else ""))
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, int) and value.bit_length() > 200:  # Python itself refuses to write very long ones
-        return f"a whole number of {value.bit_length()} bits"
-    return repr(value)
+def shown(value: Any, at_most: int = _SHOWN, *, written: Callable[[Any], str] = repr) -> str:
+    """`value` as a short piece of one line, for an error."""
+    try:
+        text = written(value)
+    except (ValueError, RecursionError):  # a number of more digits, or lists deeper, than Python writes
+        return f"a value of type {type(value).__name__} too large to be written"
+    return text if len(text) <= at_most else f"{text[: at_most - 3]}..."
+
+
+def text(name: str, value: Any, at_least: int = 0) -> str:
+    """Text for people, in Unicode's normal form NFC: what is written is all there is to see.
+
+    Refused: control characters, line breaks and tabs, characters of no width or that turn the direction of writing,
+    spaces other than the plain one or at an end, and a first character that would change the one before it.
+    """
+    if not isinstance(value, str) or not at_least <= len(value) <= LONGEST_TEXT:
+        raise refuse(name, value, f"text of {at_least} to {LONGEST_TEXT} printable characters")
+    normal = str(value)
+    if not normal.isascii() or not normal.isprintable():
+        for place, character in enumerate(normal, start=1):
+            if not character.isprintable() or character in _UNSEEN:
+                raise _hidden(name, normal, place, character)
+        normal = unicodedata.normalize("NFC", normal)
+        if unicodedata.category(normal[0]).startswith("M"):
+            raise _hidden(name, normal, 1, normal[0])
+    if normal != normal.strip(" "):
+        raise refuse(name, normal, "text without a space at either end")
+    return normal
 
 
 def number(name: str, value: Any, wanted: str = "a number", hint: str = "") -> float:
@@ -99,3 +146,9 @@ def whole(name: str, value: Any, at_least: int = 1, hint: str = "") -> int:
     if result < at_least:
         raise refuse(name, value, wanted, hint)
     return result
+
+
+def _hidden(name: str, value: str, place: int, character: str) -> InvalidArgument:
+    called = f"U+{ord(character):04X} {unicodedata.name(character, '')}".strip()
+    wanted = "text of one line, of printable characters that stand for themselves"
+    return InvalidArgument(f"{name}={shown(value, written=ascii)}: character {place} is {called}; want {wanted}")

@@ -15,6 +15,7 @@ from sqlalchemy import create_engine, text
 from terrine.errors import LedgerDamaged, LedgerUnavailable
 from terrine.events import Budget, PureDP
 from terrine.ledger import Ledger, schema
+from terrine.mechanisms import Release
 
 PURE = Budget(epsilon=1.0, delta=0.0)
 TENTH = PureDP(epsilon=0.1)
@@ -30,7 +31,7 @@ class Spy:
 
     def release(self, value):
         self.ran += 1
-        return value
+        return Release(value, self.event)
 
 
 @pytest.fixture
@@ -248,9 +249,9 @@ def test_a_ledger_from_a_newer_version(url):
     engine = create_engine(url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE ledger_meta SET version = 99"))
-    refused(LedgerUnavailable, "version 99: this Terrine reads up to 2; upgrade", url)
+    refused(LedgerUnavailable, "version 99: this Terrine reads up to 1; upgrade", url)
     with engine.begin() as connection:
-        connection.execute(text("UPDATE ledger_meta SET version = 2"))
+        connection.execute(text("UPDATE ledger_meta SET version = 1"))
     engine.dispose()
     intact(url, charges=1)
 
@@ -305,19 +306,19 @@ def test_an_unreachable_server_is_one_clear_line_without_the_password():
 
 def test_migrations_run_once_in_order_and_undo_on_failure(url):
     Ledger.open(url).close()
-    second = schema.Migration(3, ("CREATE TABLE ledger_extra (one BIGINT)",))
-    broken = schema.Migration(4, ("CREATE TABLE ledger_more (one BIGINT)", "NOT SQL"))
+    second = schema.Migration(2, ("CREATE TABLE ledger_extra (one BIGINT)",))
+    broken = schema.Migration(3, ("CREATE TABLE ledger_more (one BIGINT)", "NOT SQL"))
     with Ledger.open(url) as ledger:
         with ledger._store.transaction() as session:
             schema.migrate(session.connection, (*schema.MIGRATIONS, second))
         with pytest.raises(LedgerUnavailable, match="upgrade it"):
             Ledger.open(url)
         with ledger._store.transaction() as session:
-            session.execute(text("UPDATE ledger_meta SET version = 2"))
+            session.execute(text("UPDATE ledger_meta SET version = 1"))
         with pytest.raises(LedgerUnavailable), ledger._store.transaction() as session:
             schema.migrate(session.connection, (*schema.MIGRATIONS, broken))
         with ledger._store.transaction() as session:
-            assert schema.found_version(session.connection) == 2
+            assert schema.found_version(session.connection) == 1
     Ledger.open(url).close()
 
 

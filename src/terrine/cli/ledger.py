@@ -1,15 +1,13 @@
-"""`terrine ledger`: open, show, charge, verify, export and import durable budgets.
+"""`terrine ledger`: open, show, charge, verify, export and import durable budgets, and print the hash to write down.
 
 LEDGER is a file, or a database URL. The key for sealed fields is read from $TERRINE_LEDGER_KEY.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import getpass
 import json
-import math
 import os
 import sys
 import tempfile
@@ -18,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from terrine import check
+from terrine.cli import ledger_page as page
 from terrine.errors import InvalidArgument
 from terrine.events import (
     Budget,
@@ -29,22 +29,22 @@ from terrine.events import (
     Repeated,
     Unit,
     from_json,
-    to_json,
 )
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from terrine.ledger import Account, Ledger
+    from terrine.ledger import Finding, Ledger
 
 app = typer.Typer(help="Durable budgets: every charge is on disk before anything is shown.", no_args_is_help=True)
 
 _T = TypeVar("_T", Unit, Neighbours)
-_WIDTH = 40
 
 Where = Annotated[str, typer.Argument(metavar="LEDGER", help="A file, or a database URL.")]
 Name = Annotated[str, typer.Option("--account", "-a", help="The account's name.")]
 SomeName = Annotated[str | None, typer.Option("--account", "-a", help="Only this account.")]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(metavar="HASH", help="A hash that `head` or `charge` printed: it must be there. Repeat for several."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -62,11 +62,12 @@ def create(
     """Open an account with a budget, in a new or an existing ledger."""
     budget = Budget(epsilon=epsilon, delta=delta)
     who, relation = _choice("unit", unit, Unit), _choice("neighbours", neighbours, Neighbours)
+    account = check.text("account", account, at_least=1)
     with _opened(ledger, create=True) as book:
         if account in [one.name for one in book.accounts()]:
             raise InvalidArgument(f"account {account!r}: already in this ledger; what was declared never changes")
         made = book.account(account, budget=budget, unit=who, neighbours=relation, partitions=partition or ())
-        _print(_summary(made), f"opened {account!r} in {_place(ledger)} with {_budget_text(made)}", as_json)
+        _print(page.summary(made), f"opened {account!r} in {_place(ledger)} with {page.budget(made)}", as_json)
 
 
 @app.command()
@@ -77,16 +78,16 @@ def show(
     last: Annotated[int, typer.Option(min=0, help="How many charges to list, the newest ones.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Print what was spent and what is left, with the newest charges."""
+    """Print what was spent and what is left, and of the newest charges who made them, when and what for."""
     with _opened(ledger) as book:
         accounts = [book.account(account)] if account is not None else book.accounts()
         if as_json:
-            typer.echo(json.dumps({"accounts": [_summary(one, delta=delta, last=last) for one in accounts]}))
+            typer.echo(json.dumps({"accounts": [page.summary(one, delta=delta, last=last) for one in accounts]}))
             return
         if not accounts:
             typer.echo("no accounts; `terrine ledger create` opens one")
         for one in accounts:
-            _show(one, delta, last)
+            page.show(one, delta, last)
 
 
 @app.command()
@@ -106,38 +107,64 @@ def charge(
     as_json: AsJson = False,
 ) -> None:
     """Charge an event, if it fits; refused charges change nothing."""
+    from terrine.ledger.report import percent
+
     wanted = _event(event, events, noise, laplace, rate, steps)
     with _opened(ledger) as book:
         one = book.account(account)
         if dry_run:
             quote = one.would_cost(wanted, partition=partition)
             verdict = "fits" if quote.fits else "does not fit"
-            text = f"would use {_percent(quote.share)} of {_budget_text(one)}: {verdict}; nothing was charged"
-            _print({"fits": quote.fits, "share": _finite(quote.share)}, text, as_json)
+            text = f"would use {percent(quote.share)} of {page.budget(one)}: {verdict}; nothing was charged"
+            _print({"fits": quote.fits, "share": page.finite(quote.share)}, text, as_json)
             return
         done = one.charge(wanted, purpose=purpose, by=_user() if by is None else by, partition=partition)
         left = one.remaining(partition=partition)
         record = {
-            "account": account,
+            "account": one.name,
             "sequence": done.sequence,
             "at": done.at.isoformat(),
+            "by": done.by,
+            "purpose": done.purpose,
             "hash": done.hash,
-            "spent": _finite(one.spent()),
-            "used": one.used(),
-            "remaining": {"share": left.share, "epsilon": left.epsilon},
+            "claimed": page.finite(one.spent()),
+            "filter": {"used": one.used(), "left": left.share, "largest_epsilon": left.epsilon},
         }
-        _print(record, f"charge {done.sequence} on {account!r}: {_percent(one.used())} of the budget is used", as_json)
+        told = f"charge {done.sequence} on {one.name!r}: {percent(one.used())} of the budget's room for charges is used"
+        _print(record, f"{told}\nhash {done.hash}", as_json)
 
 
 @app.command()
-def verify(ledger: Where, as_json: AsJson = False) -> None:
-    """Replay every account; exit code 1 and a line for each finding if something was changed."""
+def head(ledger: Where, account: SomeName = None, as_json: AsJson = False) -> None:
+    """Print the hash of each account's newest record, to write down elsewhere for `verify --against`."""
     with _opened(ledger) as book:
-        findings = book.verify()
-        accounts = len(book.accounts()) if not findings else None
-    record = {"ok": not findings, "findings": [finding.__dict__ for finding in findings]}
-    text = "\n".join(map(str, findings)) or f"every charge of {accounts} account(s) follows from the one before it"
-    _print(record, text, as_json)
+        accounts = book.accounts() if account is None else [book.account(account)]
+        if not accounts:
+            book.head()  # says that there is none
+        hashes = {one.name: one.head() for one in accounts}
+    _print({"head": " ".join(hashes.values()), "accounts": hashes}, "\n".join(hashes.values()), as_json)
+
+
+@app.command()
+def verify(
+    ledger: Annotated[str, typer.Argument(metavar="LEDGER", help="A file, a database URL, or what `export` wrote.")],
+    against: Against = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay every account; exit code 1 and a line for each finding if something was changed.
+
+    Records cut off the end are found only with --against a hash that was written down before.
+    """
+    findings = _findings(ledger, _hashes(against))
+    good = "every charge follows from the one before it, down to the account it was made on"
+    if against:
+        good += "; every hash you gave is there, so nothing up to it was cut or rewritten"
+    else:
+        good += (
+            "\nwhat was cut off the end would not show: give --against a hash that `terrine ledger head` once printed"
+        )
+    record = {"ok": not findings, "findings": [finding.__dict__ for finding in findings], "against": against or []}
+    _print(record, "\n".join(map(str, findings)) or good, as_json)
     if findings:
         raise typer.Exit(1)
 
@@ -168,12 +195,13 @@ def export(
 def import_(
     ledger: Where,
     file: Annotated[Path, typer.Argument(help="What `export` wrote.")],
+    against: Against = None,
     as_json: AsJson = False,
 ) -> None:
     """Add the accounts of an export, bit for bit, all or none."""
     try:
         with open(file, encoding="utf-8") as lines, _opened(ledger, create=True) as book:
-            count = book.import_(lines)
+            count = book.import_(lines, against=_hashes(against))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{file}: {error}; nothing was imported") from None
     _print({"file": str(file), "lines": count}, f"imported {count} lines from {file}", as_json)
@@ -191,6 +219,27 @@ def _opened(where: str, *, create: bool = False) -> Ledger:
     from terrine.ledger import Ledger
 
     return Ledger.open(where, key=os.environ.get("TERRINE_LEDGER_KEY"), create=create)
+
+
+def _hashes(against: list[str] | None) -> str | None:
+    return None if against is None else " ".join(against)
+
+
+def _findings(where: str, against: str | None) -> list[Finding]:
+    from terrine.ledger import verify_export
+
+    if not _is_export(where):
+        with _opened(where) as book:
+            return book.verify(against=against)
+    with open(where, encoding="utf-8") as lines:
+        return verify_export(lines, against=against)
+
+
+def _is_export(where: str) -> bool:
+    if "://" in where or not Path(where).is_file():
+        return False
+    with open(where, "rb") as file:
+        return file.read(1) == b"{"
 
 
 def _event(
@@ -212,117 +261,12 @@ def _event(
     return step if steps == 1 else Repeated(step, times=steps)
 
 
-def _summary(account: Account, *, delta: float | None = None, last: int = 0) -> dict[str, Any]:
-    report, left = account.report(delta), account.remaining()
-    newest = collections.deque(account.history(), maxlen=last) if last else ()
-    return {
-        "account": account.name,
-        "epsilon": account.budget.epsilon,
-        "delta": account.budget.delta,
-        "unit": account.unit.value,
-        "neighbours": account.neighbours.value,
-        "partitions": list(account.partitions),
-        "charges": report.charges,
-        "used": _finite(report.used),
-        "spent": {
-            "delta": report.delta,
-            "adaptive": _finite(report.adaptive),
-            "planned": None if report.planned is None else _finite(report.planned),
-            "theorem": report.theorem,
-        },
-        "remaining": {"share": left.share, "epsilon": left.epsilon},
-        "reproducible": report.reproducible,
-        "history": [
-            {
-                "sequence": one.sequence,
-                "at": one.at.isoformat(),
-                "event": json.loads(to_json(one.event)),
-                "purpose": one.purpose,
-                "by": one.by,
-                "partition": one.partition,
-                "sealed": one.sealed,
-                "hash": one.hash,
-            }
-            for one in newest
-        ],
-    }
-
-
-def _show(account: Account, delta: float | None, last: int) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    summary, console = _summary(account, delta=delta, last=last), Console()
-    full = round(_WIDTH * min(1.0, account.used()))
-    console.print(f"[bold]{escape(account.name)}[/bold]  {_budget_text(account)}", highlight=False)
-    bar = "█" * full + "░" * (_WIDTH - full)
-    left = summary["remaining"]
-    console.print(f"{bar}  {_percent(account.used())} used, {_percent(left['share'])} left", highlight=False)
-    spent = summary["spent"]
-    console.print(f"spent at delta {spent['delta']:g}: epsilon {_number(spent['adaptive'])}", highlight=False)
-    planned = "no proven bound" if spent["planned"] is None else f"epsilon {_number(spent['planned'])}"
-    console.print(f"  as one plan fixed in advance: {planned}", highlight=False)
-    console.print(f"  which holds: {spent['theorem']}", highlight=False)
-    if summary["reproducible"]:
-        console.print("[red]some noise came from a seed: whoever knows it sees through[/red]")
-    if summary["history"]:
-        console.print(_table(summary["history"]))
-    if (hidden := summary["charges"] - len(summary["history"])) > 0:
-        console.print(f"and {hidden} earlier charges; --last {summary['charges']} lists them all", highlight=False)
-
-
-def _table(history: list[dict[str, Any]]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    columns = {
-        "charge": [str(one["sequence"]) for one in history],
-        "time (UTC)": [one["at"][:19].replace("T", " ") for one in history],
-        "event": [_event_text(one["event"]["event"]) for one in history],
-        "purpose": [one["purpose"] for one in history],
-        "by": [one["by"] for one in history],
-        "partition": [one["partition"] for one in history],
-        "sealed": ["yes" if one["sealed"] else "" for one in history],
-    }
-    kept = {name: cells for name, cells in columns.items() if any(cells)}
-    table = Table()
-    for name in kept:
-        table.add_column(name, overflow="fold", no_wrap=name == "charge")
-    for cells in zip(*kept.values(), strict=True):
-        table.add_row(*map(escape, cells))
-    return table
-
-
-def _event_text(record: dict[str, Any]) -> str:
-    inner = [_event_text(record["event"])] if "event" in record else []
-    inner += [_event_text(part) for part in record.get("parts", [])[:3]]
-    fields = [f"{name}={value}" for name, value in record.items() if name not in ("kind", "event", "parts")]
-    return f"{record['kind']}({', '.join(inner + fields)})"
-
-
-def _budget_text(account: Account) -> str:
-    budget = f"epsilon={account.budget.epsilon:g}, delta={account.budget.delta:g}"
-    return f"{budget} for one {account.unit.value}, {account.neighbours.value}"
-
-
 def _print(record: dict[str, Any], text: str, as_json: bool) -> None:
     typer.echo(json.dumps(record) if as_json else text)
 
 
 def _place(where: str) -> str:
     return where.split("@")[-1]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g}%" if math.isfinite(share) else "more than all"
-
-
-def _number(value: float | None) -> str:
-    return "unbounded" if value is None else f"{math.ceil(value * 1e4) / 1e4:.4f}"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _choice(name: str, value: str, kinds: type[_T]) -> _T:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from terrine import check
 from terrine.accounting import filters
 from terrine.accounting.costs import Cost, price
 from terrine.accounting.filters import Quote, Remaining, Terms
@@ -73,7 +74,9 @@ class Balance:
             return [common + cost for cost in own] + ([common] if len(own) < len(self.partitions) else [])
         if partition not in self.partitions:
             known = f"one of {', '.join(self.partitions)}" if self.partitions else "none: the account declared none"
-            raise InvalidArgument(f"partition={partition!r}: want {known}; partitions are declared when it is opened")
+            raise InvalidArgument(
+                f"partition={check.shown(partition)}: want {known}; partitions are declared when it is opened"
+            )
         return [common + self.own(partition)]
 
     def used(self) -> float:

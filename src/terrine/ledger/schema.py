@@ -36,13 +36,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             " sequence BIGINT NOT NULL, at BIGINT NOT NULL, event TEXT NOT NULL, purpose TEXT NOT NULL,"
             ' "by" TEXT NOT NULL, "partition" TEXT NOT NULL, cost TEXT NOT NULL, state TEXT NOT NULL,'
             " sealed TEXT NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL, PRIMARY KEY (account, sequence))",
-            'CREATE INDEX ledger_streams ON ledger_charges (account, "partition", sequence)',
-        ),
-    ),
-    Migration(  # A charge on the whole account is not in the index: the last row of an account carries that sum.
-        2,
-        (
-            "DROP INDEX ledger_streams",
+            # A charge on the whole account is not in the index: the last row of an account carries that sum.
             'CREATE INDEX ledger_streams ON ledger_charges (account, "partition", sequence) WHERE "partition" <> \'\'',
         ),
     ),

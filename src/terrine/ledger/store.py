@@ -10,9 +10,8 @@ commit are said to the driver, and the statements of a charge are compiled once 
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,14 +38,13 @@ from sqlalchemy.pool import NullPool
 
 from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable, MissingExtra
 from terrine.ledger import schema
-from terrine.ledger.records import AccountRow, ChargeRow
+from terrine.ledger.file import NOTHING, PAGE, DatabaseFile, Files
+from terrine.ledger.records import AccountRow, ChargeRow, mistyped
 
 KINDS = ("sqlite", "postgresql")
 """The databases that can hold a ledger."""
 
-_NOTHING = "nothing was charged, nothing was released"
 _MIGRATION_LOCK = 0x7465_7272_696E_65  # "terrine"
-_PAGE = 2048  # a charge touches one row each on a few pages, and a commit writes whole pages
 _BEGIN = {
     ("sqlite", True): "BEGIN IMMEDIATE",
     ("sqlite", False): "BEGIN",
@@ -66,7 +64,11 @@ def _row(number: Any) -> Any:
 
 _HEAD = select(schema.HEADS.c.sequence, schema.HEADS.c.hash).where(schema.HEADS.c.account == _KEY)
 _OTHER = schema.CHARGES.alias("other")
-_LAST = select(func.max(_OTHER.c.sequence)).where(_OTHER.c.account == _KEY, _OTHER.c.partition == bindparam("stream"))
+_LAST = select(func.max(_OTHER.c.sequence)).where(
+    _OTHER.c.account == _KEY,
+    _OTHER.c.partition == bindparam("stream"),
+    _OTHER.c.partition != literal_column("''"),  # as the index has it
+)
 _MOVE_HEAD = (
     update(schema.HEADS)
     .where(schema.HEADS.c.account == _KEY)
@@ -75,8 +77,7 @@ _MOVE_HEAD = (
 _STATEMENTS: dict[str, tuple[Any, list[str]]] = {  # what every charge runs, with the order of its values
     "head": (_HEAD, ["key"]),
     "row": (_row(bindparam("number")), ["key", "number"]),
-    "last of stream": (_row(_LAST.where(_OTHER.c.partition != literal_column("''"))), ["key", "key", "stream"]),
-    "last of whole": (_row(_LAST), ["key", "key", "stream"]),
+    "last of stream": (_row(_LAST), ["key", "key", "stream"]),
     "locked head": (_HEAD.with_for_update(), ["key"]),
     "append": (insert(schema.CHARGES), list(ChargeRow._fields)),
     "move head": (_MOVE_HEAD, ["number", "digest", "key"]),
@@ -89,6 +90,7 @@ class Session:
 
     connection: Connection
     cursor: Any
+    files: Files | None = None
     pipeline: Any = None
     began: bool = False
 
@@ -137,9 +139,14 @@ class Transaction:
         store, session = self._store, self._session
         assert session is not None
         try:
+            if raised is None or isinstance(raised, Exception):
+                store.must_be_in_place(session)
             if isinstance(raised, store.errors):
                 raise raised
             session.end("COMMIT" if raised is None else "ROLLBACK")
+        except LedgerUnavailable:
+            store.discard(session)
+            raise
         except store.errors as error:
             raise store.failed(session, error) from error
         store.give_back(session)
@@ -156,6 +163,8 @@ class Store:
     def __init__(self, url: str | os.PathLike[str], *, create: bool, timeout: float) -> None:
         self.url = _url(url)
         self._timeout = timeout
+        sqlite = self.url.get_backend_name() == "sqlite"
+        self._file = DatabaseFile(Path(str(self.url.database))) if sqlite else None
         self._engine = self._connect_to(self.url)
         self.dialect = self._engine.dialect.name
         """The kind of database: sqlite or postgresql."""
@@ -166,9 +175,11 @@ class Store:
         self._idle: list[Session] = []
         self._sql = {name: self._compiled(*wanted) for name, wanted in _STATEMENTS.items()}
         if self._file is not None:
-            self._find_or_create(self._file, create)
+            self._file.find_or_create(create, self._build)
         with self.transaction(write=False) as session:
             version = schema.found_version(session.connection)
+        if self._file is not None:
+            self._file.must_be_whole()
         if version == 0 and not create:
             raise LedgerUnavailable(f"{self}: holds no ledger; `terrine ledger create` makes one")
         if version < schema.VERSION:
@@ -178,7 +189,7 @@ class Store:
                 schema.migrate(session.connection)
 
     def __str__(self) -> str:
-        return self._file.name if self._file is not None else self.url.render_as_string(hide_password=True)
+        return self._file.given.name if self._file is not None else self.url.render_as_string(hide_password=True)
 
     def close(self) -> None:
         """Let go of every connection."""
@@ -201,45 +212,54 @@ class Store:
         try:
             return self._idle.pop()
         except IndexError:
+            if self._file is not None:
+                self._file.found()
             connection = self._engine.connect()
             driver: Any = connection.connection.driver_connection
-            return Session(connection, driver.cursor())
+            return Session(connection, driver.cursor(), None if self._file is None else self._file.found())
 
     def give_back(self, session: Session) -> None:
         """Keep an open connection for the next transaction."""
         self._idle.append(session)
 
-    def failed(self, session: Session | None, error: Exception) -> Exception:
-        """`error` in one clear line. What failed once is not trusted again: closed, it undoes what it had begun."""
+    def must_be_in_place(self, session: Session) -> None:
+        """Refuse to go on with files that were moved away or replaced since `session` opened them."""
+        if self._file is not None:
+            self._file.must_be(session.files)
+
+    def discard(self, session: Session | None) -> None:
+        """Let go of `session` and every other connection: what failed once is not trusted again."""
         self.close()
         if session is not None:
-            session.connection.invalidate()
+            session.connection.invalidate()  # closed, it undoes what it had begun
+
+    def failed(self, session: Session | None, error: Exception) -> Exception:
+        """`error` in one clear line, with `session` discarded."""
+        self.discard(session)
         return self._explained(error)
 
     def lock_head(self, session: Session, account: str) -> tuple[int, str]:
         """The last sequence number and hash of `account`, which nobody else can move before this transaction ends."""
-        found: tuple[int, str] | None = session.cursor.execute(self._sql["locked head"], (account,)).fetchone()
-        if found is None:
+        found = session.cursor.execute(self._sql["locked head"], (account,)).fetchone()
+        if found is None or type(found[0]) is not int or type(found[1]) is not str:
             raise LedgerDamaged(f"{self}: the account has no head row; run `terrine ledger verify`")
-        return found
+        return found[0], found[1]
 
     def head(self, session: Session, account: str) -> tuple[int, str] | None:
         """The last sequence number and hash of `account`, or None where the row is gone."""
-        found: tuple[int, str] | None = session.cursor.execute(self._sql["head"], (account,)).fetchone()
-        return found
+        found = session.cursor.execute(self._sql["head"], (account,)).fetchone()
+        return None if found is None or type(found[0]) is not int or type(found[1]) is not str else tuple(found)
 
     def row(self, session: Session, account: str, sequence: int) -> ChargeRow | None:
         """One charge."""
         found = session.cursor.execute(self._sql["row"], (account, sequence)).fetchone()
-        return None if found is None else ChargeRow._make(found)
+        return None if found is None else self._read(found)
 
     def last_of_streams(self, session: Session, account: str, streams: Iterable[str]) -> list[ChargeRow]:
-        """The last charge on each of `streams`: one look into an index for each, however long the history."""
-        found = []
-        for stream in streams:
-            sql = self._sql["last of stream" if stream else "last of whole"]
-            found.append(session.cursor.execute(sql, (account, account, stream)).fetchone())
-        return [ChargeRow._make(row) for row in found if row is not None]
+        """The last charge on each of these partitions: one look into an index for each, however long the history."""
+        sql = self._sql["last of stream"]
+        found = [session.cursor.execute(sql, (account, account, stream)).fetchone() for stream in streams]
+        return [self._read(row) for row in found if row is not None]
 
     def append(self, session: Session, row: ChargeRow) -> None:
         """Add `row` at the end of its account."""
@@ -247,7 +267,7 @@ class Store:
         session.cursor.execute(self._sql["move head"], (row.sequence, row.hash, row.account))
 
     def rows(self, session: Session, account: str) -> Iterator[ChargeRow]:
-        """Every charge of `account`, in order, without holding them all."""
+        """Every charge of `account`, in order, without holding them all; of whatever types the database holds."""
         table = schema.CHARGES
         wanted = select(table).where(table.c.account == account).order_by(table.c.sequence)
         for row in session.execute(wanted, execution_options={"yield_per": 1000}):
@@ -266,46 +286,29 @@ class Store:
         session.execute(insert(schema.HEADS), {"account": row.account, "sequence": 0, "hash": row.hash})
         session.execute(update(schema.META).values(accounts=schema.META.c.accounts + 1))
 
-    def counted(self, session: Session) -> int:
-        """How many accounts the ledger says it has."""
-        return int(session.execute(select(schema.META.c.accounts)).scalar_one())
+    def counted(self, session: Session) -> object:
+        """How many accounts the ledger says it has; anything else if it does not say."""
+        found = session.execute(select(schema.META.c.accounts)).scalars().all()
+        return found[0] if len(found) == 1 else found
 
-    @property
-    def _file(self) -> Path | None:
-        return Path(str(self.url.database)) if self.url.get_backend_name() == "sqlite" else None
+    def _read(self, found: Any) -> ChargeRow:
+        row = ChargeRow._make(found)
+        if name := mistyped(row):
+            raise LedgerDamaged(f"{self}: a charge whose {name} is not of its type; run `terrine ledger verify`")
+        return row
 
-    def _find_or_create(self, file: Path, create: bool) -> None:
-        if file.exists():
-            _must_be_whole(file)
-            return
-        if not create:
-            raise LedgerUnavailable(f"{file}: no such file; `terrine ledger create` makes one")
-        if any(file.with_name(file.name + tail).exists() for tail in ("-wal", "-journal")):
-            raise LedgerDamaged(
-                f"{file}: gone, but its log is still there; put the file back, or remove the log to begin anew"
-            )
-        self._create(file)
-
-    def _create(self, file: Path) -> None:
-        # Built aside and linked into place, so that no other process ever sees a ledger that is half made.
-        draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    def _build(self, draft: Path) -> None:
         engine = self._connect_to(self.url.set(database=str(draft)))
         try:
             with engine.connect() as connection:
-                connection.exec_driver_sql(f"PRAGMA page_size = {_PAGE}")
+                connection.exec_driver_sql(f"PRAGMA page_size = {PAGE}")
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 schema.migrate(connection)
                 connection.exec_driver_sql("COMMIT")
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, file)
         except self.errors as error:
             raise self._explained(error) from error
-        except OSError as error:
-            raise LedgerUnavailable(f"{file}: {error.strerror}; {_NOTHING}") from error
         finally:
             engine.dispose()
-            for tail in ("", "-wal", "-shm"):
-                draft.with_name(draft.name + tail).unlink(missing_ok=True)
 
     def _connect_to(self, url: URL) -> Engine:
         sqlite = url.get_backend_name() == "sqlite"
@@ -322,6 +325,8 @@ class Store:
             )
         except (ImportError, exc.NoSuchModuleError):
             raise MissingExtra(url.get_driver_name(), extra="postgres") from None
+        if sqlite:
+            event.listen(engine, "do_connect", functools.partial(_only_existing, Path(str(url.database)).absolute()))
         event.listen(engine, "connect", _prepare_sqlite if sqlite else self._prepare_postgresql)
         return engine
 
@@ -340,8 +345,8 @@ class Store:
         said = " ".join(str(error.orig if isinstance(error, exc.DBAPIError) else error).split())
         for sign, (kind, reason) in _REASONS.items():
             if sign in said.lower():
-                return kind(f"{self}: {reason} ({said}); {_NOTHING}")
-        return LedgerUnavailable(f"{self}: {said}; {_NOTHING}")
+                return kind(f"{self}: {reason} ({said}); {NOTHING}")
+        return LedgerUnavailable(f"{self}: {said}; {NOTHING}")
 
 
 _REASONS: dict[str, tuple[type[Exception], str]] = {
@@ -372,30 +377,18 @@ def _url(given: str | os.PathLike[str]) -> URL:
         raise InvalidArgument(f"url={url.drivername}: want a path, sqlite:///file or postgresql+psycopg://...")
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise InvalidArgument("url: a ledger in memory would forget what was spent; want a file")
+    if url.get_backend_name() == "sqlite" and (url.query or str(url.database).startswith("file:")):
+        raise InvalidArgument("url: options of SQLite could lead round its locks or into memory; want a plain file")
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
 
-def _must_be_whole(file: Path) -> None:
-    """Refuse a file that was cut short: SQLite would fill the end of a cut page with zeros, and an empty file anew."""
-    try:
-        size = file.stat().st_size
-        with open(file, "rb") as opened:
-            header = opened.read(100)
-    except OSError as error:
-        raise LedgerUnavailable(f"{file}: {error.strerror}; {_NOTHING}") from error
-    if size == 0:
-        raise LedgerDamaged(f"{file}: an empty file where a ledger should be; restore it, or remove it to begin anew")
-    log = file.with_name(file.name + "-wal")
-    if len(header) < 100 or not header.startswith(b"SQLite format 3") or (log.exists() and log.stat().st_size):
-        return  # SQLite itself says what is wrong, or repairs the file from its log
-    page = int.from_bytes(header[16:18], "big")
-    page = 65536 if page == 1 else page
-    if size % page or size < page * int.from_bytes(header[28:32], "big"):
-        raise LedgerDamaged(f"{file}: the file is damaged or cut short; restore it from a backup or an export")
+def _only_existing(path: Path, _dialect: Any, _record: Any, given: list[Any], options: dict[str, Any]) -> None:
+    """Connect to a file that is there; SQLite would otherwise begin an empty one in the place of one that is gone."""
+    given[:], options["uri"] = [f"{path.as_uri()}?mode=rw"], True
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {2**22 // _PAGE}")  # as usual, 4 MB
+    connection.execute(f"PRAGMA wal_autocheckpoint = {2**22 // PAGE}")  # as usual, 4 MB
     connection.execute("PRAGMA foreign_keys = ON")
