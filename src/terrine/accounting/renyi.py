@@ -143,7 +143,7 @@ def _delta(at: Floats, values: Floats, epsilon: float) -> float:
         return 0.0
     exponent = (at - 1) * (values - epsilon + np.log1p(-1 / at)) - np.log(at)
     slack = 1e-15 * (at * (values + epsilon + 1) + np.log(at))
-    return min(1.0, math.exp(min(0.0, float(np.min(exponent + slack)) + _ROUNDING)) + _LEAST)
+    return min(1.0, math.exp(min(0.0, float(np.min(exponent + slack)) + _ROUNDING)) + 5e-324)
 
 
 def _gaussian(noise: float, orders: Floats) -> Floats:

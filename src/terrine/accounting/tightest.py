@@ -116,16 +116,18 @@ def _epsilon(event: Event, delta: float, least: float) -> float:
 
 
 def _delta(event: Event, epsilon: float, least: float) -> float:
-    first: list[_Method] = [
+    return min(1.0, _smallest(event, _delta_methods(event, epsilon), least, lambda found: found))
+
+
+def _delta_methods(event: Event, epsilon: float) -> tuple[list[_Method], list[_Method]]:
+    return [
         ("certified", lambda: certified.delta(event, epsilon=epsilon)),
         ("what the parts state", lambda: composition.stated_delta(event, epsilon=epsilon)),
-    ]
-    others: list[_Method] = [
+    ], [
         ("renyi", lambda: renyi.delta(event, epsilon=epsilon)),
         ("composition", lambda: composition.advanced_delta(event, epsilon=epsilon)),
         ("witness", lambda: _witnessed(lambda: witness.delta_bounds(event, epsilon=epsilon).upper, 1.0)),
     ]
-    return min(1.0, _smallest(event, (first, others), least, lambda found: found))
 
 
 def _agreed(event: Event, delta: float, found: float) -> float:
@@ -147,22 +149,32 @@ def _agreed(event: Event, delta: float, found: float) -> float:
 
 
 def _log_excess(event: Event, epsilon: float, delta: float) -> float:
-    return math.log(max(_delta(event, epsilon, 0.0), 1e-320) / delta)
+    """log of delta evaluated at `epsilon` over the one asked for; the first method that proves enough will do."""
+    first, others = _delta_methods(event, epsilon)
+    smallest = math.inf
+    for methods in (first, others):
+        for value in _answers(methods, 0.0, []):
+            smallest = min(smallest, value)
+            if smallest <= delta:
+                break
+        if smallest < math.inf:
+            break
+    return math.log(min(1.0, max(smallest, 1e-320)) / delta)
 
 
 def _smallest(
     event: Event, choices: Iterable[list[_Method]], least: float, confirmed: Callable[[float], float]
 ) -> float:
-    """The smallest finite answer that is not below `least`, of the first methods that have one which is `confirmed`.
+    """The smallest finite answer that is not below `least` and is confirmed, of the first methods that have one.
 
     Raises:
         UnsupportedEvent: no method has a finite answer.
     """
     refusals: list[Exception] = []
     for methods in choices:
-        found = confirmed(min(_answers(methods, least, refusals), default=math.inf))
-        if math.isfinite(found):
-            return found
+        for found in sorted(_answers(methods, least, refusals)):
+            if math.isfinite(value := confirmed(found)):
+                return value
     if refusals:
         raise refusals[0]
     raise UnsupportedEvent(event, by="accounting", hint="no method finds a finite bound")
