@@ -151,8 +151,8 @@ def _cells(side: Side, measure: Measure, step: float) -> tuple[int, Array, Array
     Upper: of a cell, g / (1 - e^-step) goes to its upper end. Then, with i the lowest cell that holds 1e-7, upper adds
     slop to every p above i and takes it from those below; lower does the reverse, with i one cell lower. Cell i holds
     the rest of the total, so the mass above any loss errs to the right side. In a lower cell what arrives from above
-    sits at the lower end, where g is 0. Cell i is light, so that the total is kept to 1e-22; where less is left than its
-    own mass, part of that is dropped, with the same part of g.
+    sits at the lower end, where g is 0. Cell i is light, so that the total is kept to 1e-22; where less is left than
+    its own mass, part of that is dropped, with the same part of g.
     """
     cell = np.floor(measure.loss / step)
     start = int(cell.min())
