@@ -8,11 +8,13 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terrine.accounting import witness
+from terrine.accounting.witness_measure import Measure, Side, add, delta_at
 from terrine.errors import InvalidArgument
 from terrine.events import (
     ApproximateDP,
@@ -177,6 +179,13 @@ def test_replacing_a_sampled_unit_is_a_threshold_test(epsilon: float) -> None:
     assert upper < lower * 1.001
 
 
+def test_a_step_that_missed_the_unit_still_happened() -> None:
+    """With hardly any noise a draw shows the unit, and either of two draws is enough: 1 - 0.5^2."""
+    event = Repeated(PoissonSampled(Gaussian(noise=0.02), rate=0.5), 2)
+    lower, upper = witness.delta_bounds(event, epsilon=50.0)
+    assert lower <= 0.75 <= upper <= lower * (1 + 1e-4)
+
+
 def discrete_gaussian_pair(scale: float, steps: int) -> Pair:
     weight = {k: mpmath.exp(-(mpmath.mpf(k) ** 2) / (2 * mpmath.mpf(scale) ** 2)) for k in range(-200, 201)}
     total = mpmath.fsum(weight.values())
@@ -301,6 +310,45 @@ def test_steps_of_fixed_size_are_bounded_for_values_that_all_differ() -> None:
     """Three values at distance 1 of each other cost more than one value against none (6.19): the upper bound knows."""
     event = Repeated(FixedSizeSampled(Gaussian(noise=1.0), size=10, population=1000), 10_000)
     assert witness.bounds(event, delta=1e-5).upper > 6.68
+
+
+# Sums of losses, one at a time
+
+
+def exact_sum(a: Measure, b: Measure, epsilon: float) -> mpmath.mpf:
+    """delta of the summed losses, term by term."""
+    total = mpmath.mpf(a.top) * (mpmath.fsum(b.p) + b.top) + mpmath.fsum(a.p) * b.top
+    for p, loss in zip(a.p, a.loss, strict=True):
+        for p_b, loss_b in zip(b.p, b.loss, strict=True):
+            gap = mpmath.mpf(epsilon) - mpmath.mpf(loss) - mpmath.mpf(loss_b)
+            total += max(-mpmath.mpf(p) * p_b * mpmath.expm1(gap), 0)
+    return total
+
+
+@st.composite
+def measures(draw: st.DrawFn, upper: bool) -> Measure:
+    """A few masses, some next to nothing; of the total nothing but a bound is known."""
+    weights = draw(st.lists(st.sampled_from([1e-200, 1e-12, 3e-8, 9e-8, 1e-6, 0.1, 0.5, 1.0]), min_size=1, max_size=6))
+    scale = draw(st.sampled_from([1e-9, 0.01, 1.0, 60.0]))
+    spots = draw(st.lists(st.integers(-999, 999), min_size=len(weights), max_size=len(weights), unique=True))
+    top = draw(st.sampled_from([0.0, 1e-9, 0.3]))
+    p = np.array(weights) / sum(weights) * (1 - top)
+    unknown = draw(st.sampled_from([0.0, 1e-12, 2e-8, 1e-3]))
+    excess = math.fsum([*p.tolist(), top, -1.0]) + (unknown if upper else -unknown)
+    return Measure(p, scale / 999 * np.sort(np.array(spots)), 0.0, top, excess)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.booleans(), st.sampled_from([16, 64]), st.sampled_from([0.0, 1e-12, 1e-6]))
+def test_a_sum_errs_to_its_side_at_every_epsilon(data: st.DataObject, upper: bool, cells: int, cut: float) -> None:
+    side = Side(upper, False, cells, 1e-5)
+    a, b = data.draw(measures(upper)), data.draw(measures(upper))
+    found = add(side, a, b, cut)
+    span = float(a.loss[-1] + b.loss[-1] - a.loss[0] - b.loss[0]) or 1.0
+    for part in (-0.1, 0.0, 0.3, 0.5, 0.7, 0.9, 0.999):
+        epsilon = float(a.loss[0] + b.loss[0]) + part * span
+        truth, value = exact_sum(a, b, epsilon), delta_at(side, found, epsilon)
+        assert (min(truth, 1) <= value) if upper else (value <= truth), (float(truth), value)
 
 
 # The whole grammar

@@ -172,6 +172,7 @@ def _one(side: Side, event: Event, cut: float) -> Measure:
                 return _replaced(side, event, cut)
             return _poisson(side, _measure(side, inner, cut), rate)
         case events.FixedSizeSampled(event=inner, rate=rate):
+            rate = min(rate * (1 + side.sign * 2 * UNIT), 1.0) if rate < 1 else rate
             measure = _measure(side._replace(inside=not side.upper), inner, cut)
             return _fixed_size(side, measure, rate) if side.upper else _poisson(side, measure, rate)
         case events.RandomStopping(event=inner, count=count):

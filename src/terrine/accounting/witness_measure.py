@@ -140,7 +140,7 @@ def add(side: Side, a: Measure, b: Measure, cut: float) -> Measure:
     if not side.upper:
         y = (np.convolve(p, g_b) + np.convolve(g, p_b - g_b)) / np.maximum(whole, FLOOR)
         loss = loss - np.log1p(-np.minimum(y * (1 - 4 * slop), 1 - 2 * UNIT)) * (1 - 1e-14)
-    top = top * (1 + excess_b) + max(1 + excess - top, 0.0) * top_b
+    top = top * float(p_b.sum() + top_b) + float(p.sum()) * top_b
     excess = (excess + excess_b + excess * excess_b) * (1 + 4 * UNIT)
     return _trimmed(side, given(side, whole, loss, slop, top, excess), cut)
 
@@ -151,7 +151,8 @@ def _cells(side: Side, measure: Measure, step: float) -> tuple[int, Array, Array
     Upper: of a cell, g / (1 - e^-step) goes to its upper end. Then, with i the lowest cell that holds 1e-7, upper adds
     slop to every p above i and takes it from those below; lower does the reverse, with i one cell lower. Cell i holds
     the rest of the total, so the mass above any loss errs to the right side. In a lower cell what arrives from above
-    sits at the lower end, where g is 0; and cell i is light, so that the total is kept to 1e-22.
+    sits at the lower end, where g is 0. Cell i is light, so that the total is kept to 1e-22; where less is left than
+    its own mass, part of that is dropped, with the same part of g.
     """
     cell = np.floor(measure.loss / step)
     start = int(cell.min())
@@ -168,12 +169,17 @@ def _cells(side: Side, measure: Measure, step: float) -> tuple[int, Array, Array
     more, less = p * (1 + slop) + FLOOR, np.maximum(p * (1 - 2 * slop) - FLOOR, 0.0)
     heavy = np.flatnonzero(p >= max(1e-7, 1e3 * slop))
     i = max(int(heavy[0]) - (not side.upper), 0) if heavy.size else 0
+    own = p[i]
     p = np.concatenate([less[:i], [0.0], more[i + 1 :]] if side.upper else [more[:i], [0.0], less[i + 1 :]])
     rest = math.fsum([1.0, measure.excess, -top, *(-p).tolist()]) * (1 + side.sign * 4 * UNIT)
-    if side.upper and rest <= 0:
-        return start, more, g, top, measure.excess
-    p[i] = max(rest, 0.0)
-    return start, p, np.minimum(g, p), top, measure.excess - (0.0 if side.upper else 1e-22)
+    if side.upper:
+        p[i] = rest
+        return start, p if rest > 0 else more, g, top, measure.excess
+    if rest <= 0:
+        p[:i] = 0.0
+        return start, p, np.minimum(g, p), top, math.fsum([*p.tolist(), top, -1.0])
+    p[i], g[i] = rest, g[i] * min(rest / max(own, FLOOR), 1.0) * (1 - 4 * slop)
+    return start, p, np.minimum(g, p), top, measure.excess - 1e-22
 
 
 def _trimmed(side: Side, measure: Measure, cut: float) -> Measure:

@@ -66,7 +66,7 @@ def discrete_gaussian(side: Side, noise: float, steps: int, cut: float) -> Measu
     scale, reach = noise * steps, _reach(cut)
     if not 1e-100 < noise < 1e100 or scale > 1e290:
         raise OutOfReach
-    if scale * reach > 16 * side.cells:
+    if scale * reach > max(16 * side.cells, 4096):
         wide, slop = gaussian(side, 1 / noise, cut), (reach * reach + 1) / (20 * scale * scale)
         loss = wide.loss + side.sign * 0.5001 / noise / scale
         return given(side, wide.p, loss, slop + wide.slop, wide.top, wide.excess)
