@@ -48,7 +48,7 @@ from terrine.accounting.witness_measure import (
 from terrine.errors import UnsupportedEvent
 from terrine.events import Event, Neighbours
 
-_SCALES = (1e-6, 1e-24, 1e-96, 1e-290)
+_SCALES = (1e-6, 1e-24, 1e-96, 1e-300)
 """Deltas for which measures are made until one is small enough."""
 
 
@@ -102,7 +102,12 @@ def delta_bounds(event: Event, *, epsilon: float, cells: int = 2048) -> Bounds:
         found = Bounds(max(found.lower, low), min(found.upper, high))
         if found.upper > scale or found.upper <= 1.01 * found.lower:
             break
-    return found
+    return found._replace(upper=most_delta(event, epsilon=epsilon, near=max(found.upper, _SCALES[-1]), cells=cells))
+
+
+def most_delta(event: Event, *, epsilon: float, near: float, cells: int = 2048) -> float:
+    """An upper bound of the smallest delta at `epsilon`, by a measure made for deltas of about `near`."""
+    return min(1.0, _worst(event, min(near, 0.5), cells, True, lambda s, m: delta_at(s, m, epsilon)))
 
 
 def _worst(event: Event, delta: float, cells: int, upper: bool, value: Callable[[Side, Measure], float]) -> float:
