@@ -82,3 +82,17 @@ def whole(name: str, value: Any, at_least: int = 1, hint: str = "") -> int:
     if result < at_least:
         raise refuse(name, value, wanted, hint)
     return result
+
+
+LARGEST_EPSILON = 20.0
+"""Beyond it, whoever was all but sure that somebody is not in the data can become all but sure that they are."""
+
+
+def weakness(epsilon: float, delta: float, *, units: int | None) -> str:
+    """Why a guarantee for `units` units means little, in words; empty where it means something."""
+    found = []
+    if epsilon > LARGEST_EPSILON:
+        found.append(f"epsilon={epsilon:g} is above {LARGEST_EPSILON:g}, which hardly limits what anyone can learn")
+    if units is not None and delta * units >= 1:
+        found.append(f"delta={delta:g} is not below 1/{units}: publishing one of them outright would keep it")
+    return "; ".join(found)

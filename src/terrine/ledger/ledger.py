@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import datetime
 import functools
+import hashlib
 import json
 import os
 import secrets
@@ -173,6 +174,12 @@ class Ledger:
         """Every account, by name."""
         with self._store.transaction(write=False) as session:
             return [Account(self, row) for row in self._store.accounts(session)]
+
+    def head(self) -> str:
+        """A hash of every account's last charge: written down elsewhere, it shows later whether anything was cut."""
+        with self._store.transaction(write=False) as session:
+            heads = [(one.account, self._store.head(session, one.account)) for one in self._store.accounts(session)]
+        return hashlib.sha256(json.dumps(heads).encode()).hexdigest()
 
     def verify(self) -> list[verification.Finding]:
         """Replay everything: what was edited, dropped, reordered or mispriced; an empty list if nothing was."""
