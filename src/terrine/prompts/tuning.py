@@ -73,6 +73,7 @@ def tune(
     _, _, lots = start(
         tuned, moves, tuple(data), plan, account,
         watch=False, memory=memory, checkpoint=checkpoint, purpose=purpose, by=by,
+        bound={"language model": language.model, "schedule": schedule},
     )  # fmt: skip
     if checkpoint is not None:
         lots.keep(schedule=schedule)
