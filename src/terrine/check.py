@@ -93,6 +93,6 @@ def weakness(epsilon: float, delta: float, *, units: int | None) -> str:
     found = []
     if epsilon > LARGEST_EPSILON:
         found.append(f"epsilon={epsilon:g} is above {LARGEST_EPSILON:g}, which hardly limits what anyone can learn")
-    if units is not None and delta * units >= 1:
+    if units is not None and delta >= 1 / units:
         found.append(f"delta={delta:g} is not below 1/{units}: publishing one of them outright would keep it")
     return "; ".join(found)

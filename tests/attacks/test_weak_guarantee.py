@@ -1,12 +1,13 @@
 """Attack: a certified epsilon that promises nothing, printed as if it did."""
 
 import json
+import math
 import warnings
 
 import numpy as np
 import pytest
 
-from terrine import pate, runs, sgd
+from terrine import check, pate, runs, sgd
 from terrine.errors import InvalidArgument, WeakGuarantee
 from terrine.events import Budget
 from terrine.rng import Seeded
@@ -61,6 +62,12 @@ def test_the_library_refuses_in_runs_and_warns_elsewhere():
     votes, rule = pate.Votes(np.full((40, 2), 10), deal.record()), pate.GaussianMax(1.0)
     with pytest.warns(WeakGuarantee, match="above 20"):
         pate.bill(votes, rule.answer(votes, rng=Seeded(0)), rule, delta=1e-5, sanitise=False)
+
+
+@pytest.mark.parametrize("units", [3, 7, 49, 400, 10**6])
+def test_exactly_one_in_n_is_not_below_it(units):
+    assert "not below" in check.weakness(1.0, 1 / units, units=units)
+    assert not check.weakness(1.0, math.nextafter(1 / units, 0), units=units)
 
 
 def test_a_plan_that_means_something_does_not_warn():

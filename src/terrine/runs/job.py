@@ -20,7 +20,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
 from terrine.receipts import Charged, Payment, Receipt, paid
-from terrine.runs import baseline, by_pate, by_sgd, planning, trained, tuning, whitened
+from terrine.runs import baseline, bounds, by_pate, by_sgd, planning, trained, tuning, whitened
 from terrine.runs.folder import PRIVACY, RECEIPT, RESULTS, Folder
 from terrine.runs.learned import Learned
 from terrine.runs.material import Integers, Material, Opened, open_data
@@ -87,7 +87,7 @@ def _train(folder: Folder, plan: RunPlan, opened: Opened, receipt: Receipt, prog
     if plan.bounds is not None and not folder.has(_BOUNDS):
         receipt.covers(plan.bounds)
         folder.write(_BOUNDS, dict(opened.find()))
-    material = opened.look(folder.read(_BOUNDS) if plan.bounds is not None else {})
+    material = _looked_at(opened, folder.read(_BOUNDS) if plan.bounds is not None else {}, receipt)
     with progress("features") as shown:
         features = architecture.features(material.inputs, shown)
     if architecture.whitened:
@@ -104,6 +104,16 @@ def _train(folder: Folder, plan: RunPlan, opened: Opened, receipt: Receipt, prog
         learned = replace(learned, facts=learned.facts | whitened.facts(settings, len(features)))
     _keep(folder, plan, receipt, material, architecture, learned, features)
     tuning.forget(folder)
+
+
+def _looked_at(opened: Opened, found: bounds.Found, receipt: Receipt) -> Material:
+    """The rows. What is wrong with their values is said after the charge: before, it would be an answer for free."""
+    try:
+        return opened.look(found)
+    except InvalidArgument as error:
+        if receipt.account is None:
+            raise
+        raise InvalidArgument(f"{error}; the run is charged already: mend that and give the same command") from None
 
 
 def _keep(

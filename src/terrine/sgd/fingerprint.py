@@ -60,8 +60,11 @@ def _digest(parts: Iterator[str]) -> str:
     return digest.hexdigest()
 
 
-def _parts(value: Any, inside: frozenset[int]) -> Iterator[str]:
-    """What `value` is made of, as text; `inside` holds what it lies in, to which it may point back."""
+def _parts(value: Any, inside: frozenset[int], *, hidden: bool = False) -> Iterator[str]:
+    """What `value` is made of, as text; `inside` holds what it lies in, to which it may point back.
+
+    `hidden` is for an object whose method decides: what it hides then counts, as in one that can be called.
+    """
     if isinstance(value, _PLAIN):
         yield f"{type(value).__name__} {value!r}"
         return
@@ -84,31 +87,30 @@ def _parts(value: Any, inside: frozenset[int]) -> Iterator[str]:
         case functools.partial():
             yield from _parts([value.func, value.args, value.keywords], inside)
         case types.MethodType():
-            yield from _parts([value.__func__, value.__self__], inside)
+            yield from _parts(value.__func__, inside)
+            yield from _parts(value.__self__, inside, hidden=True)
         case types.FunctionType():
             yield from _function(value, inside)
         case Mapping():
-            for key in sorted(value, key=repr):
-                yield from _parts(key, inside)
-                yield from _parts(value[key], inside)
+            yield from sorted(_digest(_parts(pair, inside)) for pair in value.items())
         case Set():
-            yield from sorted("".join(_parts(one, inside)) for one in value)
+            yield from sorted(_digest(_parts(one, inside)) for one in value)
         case list() | tuple():
             yield str(len(value))
             for one in value:
                 yield from _parts(one, inside)
         case _:
-            yield from _object(value, inside)
+            yield from _object(value, inside, hidden)
 
 
-def _object(value: Any, inside: frozenset[int]) -> Iterator[str]:
+def _object(value: Any, inside: frozenset[int], hidden: bool) -> Iterator[str]:
     """An object by its attributes, and by the code that it is called by."""
     called = getattr(type(value), "__call__", None)  # noqa: B004
     if isinstance(called, types.FunctionType):
         yield from _parts(called, inside)
-    restored = hasattr(value, "load_state_dict")  # its state is the checkpoint's, and goes by hidden names
+        hidden = not hasattr(value, "load_state_dict")  # its state is the checkpoint's, and goes by hidden names
     for name, one in sorted(_attributes(value).items()):
-        if not (restored and name.startswith("_")):
+        if hidden or not name.startswith("_"):
             yield name
             yield from _parts(one, inside)
 
