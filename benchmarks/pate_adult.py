@@ -54,11 +54,12 @@ def taught(votes: pate.Votes, epsilon: float, *, queries: int, seed: int) -> dic
     rule, some = pate.GaussianMax(noise), votes.take(chosen)
     answers = rule.answer(some)
     priced = pate.bill(some, answers, rule, delta=1e-5)
-    assert math.isfinite(priced.data_independent)
+    certain = accounting.epsilon(answers.event, delta=1e-5)  # of the labels; the sanitised number is the other choice
+    assert math.isfinite(certain)
     pupil = LogisticRegressionCV(Cs=np.geomspace(1e-3, 10, 9), max_iter=1000).fit(pool[chosen], answers.labels)
     return {
         "seed": seed,
-        "epsilon": priced.data_independent,
+        "epsilon": certain,
         "epsilon_sanitised": priced.sanitised,
         "noise": noise,
         "epsilon_vote_dependent_opened": priced.sealed.unsafe_open(),

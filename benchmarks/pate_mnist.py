@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from terrine import datasets, pate
+from terrine import accounting, datasets, pate
 from terrine.pate import networks, student, teachers
 from terrine.pate.answering import Aggregator
 from terrine.pate.methods import Method
@@ -127,7 +127,7 @@ def answered(votes: pate.Votes, truth: np.ndarray, row: Row, seed: int, kept: Pa
         "answered": len(answers.answered),
         "epsilon_vote_dependent_opened": bill.sealed.unsafe_open(),
         "epsilon_sanitised": bill.sanitised,
-        "epsilon_data_independent": bill.data_independent,
+        "epsilon_data_independent": accounting.epsilon(answers.event, delta=DELTA),  # of the labels alone
         "answers_right": float((labels == truth[:9000])[known].mean()),
         "ensemble_lnmax_0.05": float((pate.LaplaceMax(20.0).answer(votes).labels == truth).mean()),
         "ensemble_plurality": float((votes.counts.argmax(axis=1) == truth).mean()),

@@ -13,6 +13,8 @@ from terrine.errors import InvalidArgument
 SMALLEST_DELTA = 1e-300
 """Below it floating point has no digits left to prove anything with."""
 
+LARGEST_EPSILON = 20.0
+"""Beyond it, whoever was all but sure that somebody is not in the data can become all but sure that they are."""
 LONGEST_TEXT = 10_000
 """The most characters of a text for people."""
 
@@ -146,6 +148,16 @@ def whole(name: str, value: Any, at_least: int = 1, hint: str = "") -> int:
     if result < at_least:
         raise refuse(name, value, wanted, hint)
     return result
+
+
+def weakness(epsilon: float, delta: float, *, units: int | None) -> str:
+    """Why a guarantee for `units` units means little, in words; empty where it means something."""
+    found = []
+    if epsilon > LARGEST_EPSILON:
+        found.append(f"epsilon={epsilon:g} is above {LARGEST_EPSILON:g}, which hardly limits what anyone can learn")
+    if units is not None and delta >= 1 / units:
+        found.append(f"delta={delta:g} is not below 1/{units}: publishing one of them outright would keep it")
+    return "; ".join(found)
 
 
 def _hidden(name: str, value: str, place: int, character: str) -> InvalidArgument:

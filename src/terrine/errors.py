@@ -56,3 +56,7 @@ class LedgerDamaged(TerrineError):
 
 class OutOfOrder(TerrineError, RuntimeError):
     """A run was asked for something at the wrong moment; nothing was released."""
+
+
+class WeakGuarantee(UserWarning):
+    """A guarantee that holds and means little: no error, but to be said aloud."""

@@ -38,7 +38,7 @@ def test_the_vote_dependent_bill_is_below_the_certified_one_and_the_sanitised_on
     assert 0 < found.sealed.unsafe_open() < found.data_independent
     assert found.sanitised > found.sealed.unsafe_open()
     assert found.epsilon == min(found.data_independent, found.sanitised)
-    assert found.data_independent == accounting.epsilon(rule.event(60), delta=1e-5)
+    assert found.data_independent > accounting.epsilon(rule.event(60), delta=1e-5)  # the release is paid for too
 
 
 def test_the_sanitised_bill_moves_with_its_noise_and_is_rarely_below_what_it_hides():

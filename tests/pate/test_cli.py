@@ -85,10 +85,16 @@ def test_a_whole_run_from_one_file(files):
         steps = 20
         """
     )
-    first = run("run", config, "--json")
+    with pytest.raises(InvalidArgument, match="hardly limits what anyone can learn"):
+        run("run", config, "--json")
+    first = run("run", config, "--json", "--weak-guarantee")
+    assert "above 20" in first["weak_guarantee"]
     assert 0 < first["epsilon_data_independent"] <= 40
     assert first["epsilon_sanitised"] is None
-    assert run("run", config, "--json")["epsilon_data_independent"] == first["epsilon_data_independent"]
+    assert (
+        run("run", config, "--json", "--weak-guarantee")["epsilon_data_independent"]
+        == first["epsilon_data_independent"]
+    )
     assert (files / "whole" / "student.safetensors").exists()
 
 
@@ -148,8 +154,10 @@ def test_a_subsampled_run_goes_through_its_own_aggregator_only(files):
     )
     with pytest.raises(InvalidArgument, match="SubsampleAggregate is for subsampled"):
         run("run", _with(config, 'aggregator = "gaussian"\nnoise = 3.0\nqueries = 40'), "--json")
+    assert not (files / "drawn").exists()
+    shown = run("run", config, "--json", "--weak-guarantee")
     assert (files / "drawn" / "owner" / "subsets.npz").stat().st_mode & 0o077 == 0
-    shown = run("run", config, "--json")
+    assert "publishing one of them" in shown["weak_guarantee"]
     assert 0 < shown["epsilon_data_independent"] < 121
     assert shown["epsilon_sanitised"] is None
     assert shown["student"].endswith("student.skops")

@@ -100,7 +100,7 @@ def test_label_buys_labels_and_chooses_a_student(model, texts):
     shown = run(
         "label", "--model", model, "--private", texts / "private.jsonl", "--public", texts / "public.txt",
         "--epsilon", 40, "--out", texts / "bought.jsonl", "--student", texts / "student.json", "--teachers", 12,
-        "--shots", 2, "--threshold", 0.3, "--test-seed", 1, "--queries", 5, *ASK,
+        "--shots", 2, "--threshold", 0.3, "--test-seed", 1, "--queries", 5, "--weak-guarantee", *ASK,
     )  # fmt: skip
     assert shown["asked"] == 5
     assert shown["epsilon"] <= 40

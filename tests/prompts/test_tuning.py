@@ -203,7 +203,7 @@ def test_what_does_not_fit_the_plan_is_refused():
         tune(language, started(language), TEXTS, LABELS[:-1], plan())
     with pytest.raises(InvalidArgument, match="label 2"):
         tune(language, started(language), TEXTS, [2, *LABELS[1:]], plan())
-    with pytest.raises(InvalidArgument, match="one text is the unit"):
+    with pytest.raises(InvalidArgument, match="one example"):
         tune(language, started(language), TEXTS, LABELS, plan(unit=Unit.PERSON))
 
 

@@ -1,5 +1,6 @@
 """The main job end to end: a folder that holds model, claim, report and audit, and that goes on where it stopped."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -89,21 +90,26 @@ def test_a_seeded_run_says_everywhere_that_it_is_not_private(run, table, tmp_pat
 def test_rows_left_out_by_their_coin_do_not_move_the_model(table, tmp_path, monkeypatch):
     """With the same noise, other labels of left-out rows change nothing; other labels of the rest do."""
     settings = runs.Settings(epsilon=4, table=str(table), label="ill", test_seed=5, epochs=3, lot=100)
-    weights, original = {}, job.gather
+    weights, original = {}, job.open_data
 
     def flipped(which):
-        def gather(asked, found=None):
-            material = original(asked, found)
-            tossed = coins.tossed(tmp_path / "plain" / "owner" / "coins.npz", examples=400, count=40, seed=5)
-            rows = tossed.out if which == "out" else tossed.rows[tossed.heads]
-            material.labels[rows] = 1 - material.labels[rows]
-            return material
+        def opened(asked):
+            found = original(asked)
 
-        return gather
+            def look(bounds):
+                material = found.look(bounds)
+                tossed = coins.tossed(tmp_path / "plain" / "owner" / "coins.npz", examples=400, count=40, seed=5)
+                rows = tossed.out if which == "out" else tossed.rows[tossed.heads]
+                material.labels[rows] = 1 - material.labels[rows]
+                return material
+
+            return dataclasses.replace(found, look=look)
+
+        return opened
 
     for name in ("plain", "out", "in"):
         if name != "plain":
-            monkeypatch.setattr(job, "gather", flipped(name))
+            monkeypatch.setattr(job, "open_data", flipped(name))
         runs.train(settings, tmp_path / name)
         weights[name] = runs.load(tmp_path / name).module.weight.detach()
     assert torch.equal(weights["plain"], weights["out"])

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from terrine import accounting, datasets, runs, sgd
 from terrine.errors import InvalidArgument
 from terrine.events import Composed, Gaussian, Neighbours, RandomStopping, Reproducible, from_json
-from terrine.runs import job, whitened
+from terrine.receipts import Receipt
+from terrine.runs import job, planning, whitened
 from terrine.runs.folder import Folder
 from tests.runs.conftest import SCHEMA, write_table
 
@@ -88,8 +89,10 @@ def test_no_room_for_the_whitening_is_one_line_and_the_run_goes_on(run, tmp_path
 def test_rows_left_out_by_their_coin_do_not_move_it(tmp_path, monkeypatch):
     """With the same noise, other left-out rows give the same whitening; other rows that are in do not."""
     settings, found = runs.Settings(data="digits", epsilon=8, test_seed=2), {}
-    architecture = job._architecture(settings, job.gather(settings))
-    features = architecture.features(job.gather(settings).inputs)
+    opened = job.open_data(settings)
+    plan = planning.plan(settings, opened)
+    architecture, receipt = plan.architecture, Receipt(plan.event)
+    features = architecture.features(opened.look({}).inputs)
     for name in ("plain", "out", "in"):
         folder = Folder(tmp_path / name)
         folder.begin(settings)
@@ -97,7 +100,7 @@ def test_rows_left_out_by_their_coin_do_not_move_it(tmp_path, monkeypatch):
         rows = {"plain": tossed.rows[:0], "out": tossed.out, "in": tossed.rows[tossed.heads]}[name]
         other = features.clone()
         other[torch.from_numpy(rows)] = 0.1
-        found[name] = whitened.prepare(folder, settings, architecture, other)[0].whitening
+        found[name] = whitened.prepare(folder, settings, architecture, other, receipt)[0].whitening
     assert torch.equal(found["plain"].mean, found["out"].mean)
     assert torch.equal(found["plain"].channels, found["out"].channels)
     assert not torch.equal(found["plain"].mean, found["in"].mean)

@@ -102,11 +102,11 @@ class Killer:
     """A schedule that ends the run after so many steps."""
 
     def __init__(self, steps):
-        self.steps = steps
+        self._steps = steps
 
     def step(self):
-        self.steps -= 1
-        if not self.steps:
+        self._steps -= 1
+        if not self._steps:
             raise Stop
 
     def state_dict(self):

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from terrine import files
 from terrine.audit.scores import Flags, Floats, Scores, checked, paired
 from terrine.errors import InvalidArgument
 from terrine.events import Budget
@@ -105,9 +106,5 @@ def _claim(path: Path) -> Budget:
 
 
 def _save(folder: Path, name: str, array: NDArray[np.generic]) -> None:
-    target = folder / "audit" / f"{name}.npy"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(".part")
-    with part.open("wb") as file:
+    with files.written(files.private_folder(folder / "audit") / f"{name}.npy", private=True) as file:
         np.save(file, array, allow_pickle=False)
-    part.replace(target)

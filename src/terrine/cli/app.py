@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import NoReturn
 
 import typer
 
 from terrine.cli import accounting, audit, demo, ledger, pate, prompt, train
-from terrine.errors import TerrineError
+from terrine.errors import TerrineError, WeakGuarantee
 
 app = typer.Typer(
     name="terrine",
@@ -42,6 +43,7 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line."""
+    warnings.simplefilter("ignore", WeakGuarantee)  # a command refuses such a guarantee, or says in words what it is
     try:
         code = app(standalone_mode=False)
     except typer.Abort:

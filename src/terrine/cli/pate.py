@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from terrine.cli.charging import charged_account
+from terrine.cli.charging import AccountName, By, LedgerUrl, Purpose, Weak, charging
 from terrine.cli.progress import counted
 from terrine.errors import InvalidArgument
 
@@ -26,13 +26,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Seed = Annotated[
     int | None, typer.Option("--test-seed", help="Seeded noise, for tests only: the result is marked as not private.")
 ]
-Ledger = Annotated[
-    str | None,
-    typer.Option(
-        help="Charge this ledger before anything is shown; $TERRINE_LEDGER_KEY seals the vote-dependent bill."
-    ),
-]
-Account = Annotated[str | None, typer.Option(help="The account in the ledger.")]
 
 
 @app.command()
@@ -50,7 +43,8 @@ def split(
     as_json: AsJson = False,
 ) -> None:
     """Deal the private examples (or people, if the data has groups) to teachers."""
-    from terrine.pate.run import Data, Run
+    from terrine.pate.data import Data
+    from terrine.pate.run import Run
 
     deal = Run(run).split(
         Data.read(data), source=data, teachers=teachers, classes=classes, seed=seed, rate=rate, rng=_source(test_seed)
@@ -70,7 +64,8 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train the teachers; started again, it goes on where it stopped."""
-    from terrine.pate.run import Data, Run
+    from terrine.pate.data import Data
+    from terrine.pate.run import Run
 
     with counted("teachers", quiet=as_json) as progress:
         Run(run).train(Data.read(data), model=model, epochs=epochs, jobs=jobs, backend=backend, progress=progress)
@@ -85,7 +80,8 @@ def vote(
     as_json: AsJson = False,
 ) -> None:
     """Let the trained teachers vote on public inputs. Votes stay in the owner's folder."""
-    from terrine.pate.run import Data, Run
+    from terrine.pate.data import Data
+    from terrine.pate.run import Run
 
     here = Run(run)
     record = here._read("run.json")
@@ -120,12 +116,15 @@ def label(
     queries: Annotated[int | None, typer.Option(help="Ask only the first so many.")] = None,
     most: Annotated[int | None, typer.Option(help="Stop after so many answers.")] = None,
     budget: Annotated[str | None, typer.Option(help="EPSILON,DELTA: stop before it would be exceeded.")] = None,
-    ledger: Ledger = None,
-    account: Account = None,
+    ledger: LedgerUrl = None,
+    account: AccountName = None,
+    by: By = None,
+    purpose: Purpose = None,
     test_seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer queries with noise; this is what costs."""
+    from terrine.pate.job import budget_of
     from terrine.pate.run import Run
 
     fields = {
@@ -138,10 +137,10 @@ def label(
         "unstable": unstable,
     }
     given = {name: value for name, value in fields.items() if value is not None}
-    with charged_account(ledger, account) as charged:
+    with charging(ledger, account, by=by, purpose=purpose, usual="pate: labels") as charged:
         answers = Run(run).label(
             aggregator=aggregator, fields=given, student=student, queries=queries, most=most,
-            budget=_budget(budget), account=charged, rng=_source(test_seed),
+            budget=budget_of(budget), rng=_source(test_seed), **charged.told,
         )  # fmt: skip
     shown = {"asked": answers.asked, "answered": len(answers.answered), "stopped": answers.stopped}
     _show(shown | {"labels": str(run / "labels.json")}, as_json)
@@ -154,16 +153,18 @@ def bill(
     sanitise: Annotated[bool, typer.Option(help="Release the vote-dependent bill with noise, once.")] = True,
     order: Annotated[float | None, typer.Option(help="The Renyi order it is released at.")] = None,
     pictures: Annotated[Path | None, typer.Option(help="Draw epsilon against queries into this folder.")] = None,
-    ledger: Ledger = None,
-    account: Account = None,
+    ledger: LedgerUrl = None,
+    account: AccountName = None,
+    by: By = None,
+    purpose: Purpose = None,
     test_seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what the answers cost: the data-independent epsilon and the sanitised one."""
     from terrine.pate.run import Run
 
-    with charged_account(ledger, account) as charged:
-        shown = Run(run).bill(delta=delta, sanitise=sanitise, order=order, account=charged, rng=_source(test_seed))
+    with charging(ledger, account, by=by, purpose=purpose, usual="pate: sanitised bill") as charged:
+        shown = Run(run).bill(delta=delta, sanitise=sanitise, order=order, rng=_source(test_seed), **charged.told)
     if pictures is not None:
         from terrine.pate.pictures import epsilon_against_queries
 
@@ -182,7 +183,9 @@ def student(
     as_json: AsJson = False,
 ) -> None:
     """Train the student on public inputs and the answers; its bill is saved beside it."""
-    from terrine.pate.run import Data, Run, methods
+    from terrine.pate.data import Data
+    from terrine.pate.named import methods
+    from terrine.pate.run import Run
 
     if method not in methods():
         raise InvalidArgument(f"method={method!r}: want one of {', '.join(methods())}")
@@ -196,30 +199,26 @@ def student(
 @app.command("run")
 def whole(
     config: Annotated[Path, typer.Argument(help="A TOML file: run, data, public and a table for each step.")],
+    weak_guarantee: Weak = False,
+    ledger: LedgerUrl = None,
+    account: AccountName = None,
+    by: By = None,
+    purpose: Purpose = None,
     as_json: AsJson = False,
 ) -> None:
-    """Do every step of a run that a file describes; steps already done are not done again."""
-    from terrine.pate.run import Data, Run
+    """Do every step of a run that a file describes; the whole is charged first, and what is done is not done again."""
+    from terrine.pate.job import Job, carry_out
+    from terrine.receipts import Payment
 
-    plan = _read_plan(config)
-    here = Run(Path(plan["run"]))
-    data, public = Data.read(plan["data"]), Data.read(plan["public"], public=True)
-    with counted("pate", quiet=as_json) as progress:
-        if not (here.folder / "run.json").exists():
-            dealt = dict(plan["split"])
-            here.split(data, source=plan["data"], rng=_source(dealt.pop("test_seed", None)), **dealt)
-        if not (here.owner / "votes.npz").exists():
-            here.vote(here.train(data, **plan.get("train", {"model": "network"}), progress=progress), public)
-        if not (here.folder / "labels.json").exists():
-            options = dict(plan.get("label", {}))
-            rule = options.pop("aggregator", "gaussian")
-            extra = {name: options.pop(name) for name in ("queries", "most", "student") if name in options}
-            limit, seed = options.pop("budget", None), options.pop("test_seed", None)
-            here.label(aggregator=rule, fields=options, budget=_budget(limit), rng=_source(seed), **extra)
-        priced = dict(plan.get("bill", {"delta": 1e-5}))
-        shown = here.bill(rng=_source(priced.pop("test_seed", None)), **priced)
-        learned = {"model": "network", "method": "consistency", "steps": 1500} | plan.get("student", {})
-        _, path = here.student(public, **learned, progress=progress)
+    record = _read_plan(config)
+    with (
+        charging(ledger, account, by=by, purpose=purpose, usual="terrine pate run") as charged,
+        counted("pate", quiet=as_json) as progress,
+    ):
+        payment = Payment(**charged.told, head=charged.head(quiet=as_json))
+        shown, path = carry_out(
+            Job.of(record), Path(record["run"]), payment, weak_guarantee=weak_guarantee, progress=progress
+        )
     _show({name: value for name, value in shown.items() if name != "event"} | {"student": str(path)}, as_json)
 
 
@@ -231,18 +230,6 @@ def _read_plan(config: Path) -> dict[str, Any]:
     if missing := [name for name in ("run", "data", "public", "split") if name not in plan]:
         raise InvalidArgument(f"{config} lacks {', '.join(missing)}: want run, data, public and [split]")
     return plan
-
-
-def _budget(text: str | list[float] | None) -> Any:
-    from terrine.events import Budget
-
-    if text is None:
-        return None
-    try:
-        epsilon, delta = (float(part) for part in (text.split(",") if isinstance(text, str) else text))
-    except ValueError:
-        raise InvalidArgument(f"budget={text!r}: want EPSILON,DELTA, as in 2,1e-5") from None
-    return Budget(epsilon, delta)
 
 
 def _source(seed: int | None) -> Any:

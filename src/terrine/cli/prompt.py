@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from terrine.cli.charging import charged_account
+from terrine import check, files
+from terrine.cli.charging import AccountName, By, LedgerUrl, Purpose, Weak, charging
 from terrine.cli.progress import counted
 from terrine.errors import InvalidArgument
 from terrine.rounding import up
@@ -31,8 +32,6 @@ Classes = Annotated[
     str | None, typer.Option(help="The labels in the files, by class; default: the words without spaces, or numbers.")
 ]
 Instruction = Annotated[str, typer.Option(help="What a discrete prompt begins with.")]
-Ledger = Annotated[str | None, typer.Option(help="Charge this ledger (a database URL) first.")]
-Account = Annotated[str | None, typer.Option(help="The account in the ledger.")]
 Seed = Annotated[int | None, typer.Option("--test-seed", help="For tests only: seeded noise, NOT private.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -60,8 +59,11 @@ def tune(
     learning_rate: Annotated[float, typer.Option(help="Relative to the size of the model's token vectors.")] = 0.05,
     test: Annotated[Path | None, typer.Option(help="Texts that need no protection, to measure accuracy.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Go on from here after an interruption.")] = None,
-    ledger: Ledger = None,
-    account: Account = None,
+    weak_guarantee: Weak = False,
+    ledger: LedgerUrl = None,
+    account: AccountName = None,
+    by: By = None,
+    purpose: Purpose = None,
     test_seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
@@ -73,12 +75,11 @@ def tune(
 
     asked = _template(template, words, "")
     names = _classes(classes, asked)
-    _ready(out)
     texts, labels = examples.read(data, names) if names else examples.read_pairs(data)
     if test is not None and not names:
         raise InvalidArgument("--test without --words: want label words to measure accuracy by")
     tested = None if test is None else examples.read(test, names)
-    failing = delta if delta is not None else 10.0 ** math.floor(math.log10(0.999 / len(texts)))
+    failing = _meant(epsilon, delta, len(texts), weak_guarantee)
     plan = sgd.Plan(
         examples=len(texts), lot=min(lot, len(texts)), steps=steps, clip=clip, budget=Budget(epsilon, failing),
         seed=test_seed,
@@ -91,10 +92,15 @@ def tune(
         begun = SoftPrompt.from_vocabulary(language, asked, 10 if tokens is None else tokens, **options)
     else:
         begun = SoftPrompt.from_text(language, asked, _unescaped(start), count=tokens, **options)
-    with charged_account(ledger, account) as charged, counted("steps", quiet=as_json) as progress:
+    with (
+        charging(ledger, account, by=by, purpose=purpose, usual="PromptDPSGD") as charged,
+        counted("steps", quiet=as_json) as progress,
+        files.unmade_if_refused(out.parent),
+    ):
+        _ready(out)
         tuned = train(
             language, begun, texts, labels, plan,
-            learning_rate=learning_rate, account=charged, checkpoint=checkpoint, progress=progress,
+            learning_rate=learning_rate, checkpoint=checkpoint, progress=progress, **charged.told,
         )  # fmt: skip
     tuned.save(out)
     assert tuned.privacy is not None
@@ -123,40 +129,49 @@ def label(
     raw: Annotated[bool, typer.Option("--raw", help="Without contextual calibration.")] = False,
     student: Annotated[Path | None, typer.Option(help="Also choose a prompt of public texts: a .json file.")] = None,
     seed: Annotated[int, typer.Option(help="A public seed for the deal and the student's candidates.")] = 0,
-    ledger: Ledger = None,
-    account: Account = None,
+    weak_guarantee: Weak = False,
+    ledger: LedgerUrl = None,
+    account: AccountName = None,
+    by: By = None,
+    purpose: Purpose = None,
     test_seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Label public texts by a noisy vote of private prompts; --student chooses a prompt from them."""
     from terrine import pate
-    from terrine.events import Budget
+    from terrine.events import Budget, Reproducible
     from terrine.prompts import Local, choose, examples, vote
     from terrine.prompts.calibration import CONTENT_FREE
     from terrine.prompts.voting import confident, record
+    from terrine.receipts import Payment
     from terrine.rng import SYSTEM, Seeded
 
     asked = _template(template, words, instruction)
     if not asked.words:
         raise InvalidArgument("--words='': want the words that stand for the classes")
-    _ready(out, student)
     texts, labels = examples.read(private, _classes(classes, asked))
     offered = examples.read_texts(public)
     unlabelled = offered[:queries]
-    failing = delta if delta is not None else 10.0 ** math.floor(math.log10(0.999 / len(texts)))
+    failing = _meant(epsilon, delta, len(texts), weak_guarantee)
     rule = confident(Budget(epsilon, failing), teachers=teachers, queries=len(unlabelled), agreement=threshold)
     deal = pate.split(len(texts), teachers, seed=seed)
     backend = Local(_language(model))
     calibration = None if raw else CONTENT_FREE
+    check.whole("shots", shots)
+    event = rule.event(len(unlabelled))
+    with (
+        charging(ledger, account, by=by, purpose=purpose, usual="PromptPATE") as charged,
+        files.unmade_if_refused(*(path.parent for path in (out, student) if path is not None)),
+    ):
+        _ready(out, student)
+        receipt = Payment(**charged.told).charge(event if test_seed is None else Reproducible(event))
     with counted("teachers", quiet=as_json) as progress:
         votes = vote(
             backend, asked, list(zip(texts, labels, strict=True)), deal, unlabelled,
             shots=shots, calibration=calibration, progress=progress,
         )  # fmt: skip
-    with charged_account(ledger, account) as charged:
-        source = SYSTEM if test_seed is None else Seeded(test_seed)
-        answers = rule.answer(votes, rng=source, account=charged, purpose="PromptPATE")
-    privacy = record(answers, failing)
+    answers = rule.answer(votes, rng=SYSTEM if test_seed is None else Seeded(test_seed), receipt=receipt)
+    privacy = record(answers, failing, texts=len(texts))
     names = _classes(classes, asked)
     _write_labels(out, unlabelled, answers.labels.tolist(), names)
     shown = {"labels": str(out), "answered": len(answers.answered), "asked": answers.asked, **_privacy(privacy)}
@@ -229,6 +244,21 @@ def _language(path: Path) -> LanguageModel:
     return LanguageModel.load(path)
 
 
+def _meant(epsilon: float, delta: float | None, texts: int, weak_guarantee: bool) -> float:
+    """The delta asked for, or a power of ten below 1/texts.
+
+    Raises:
+        InvalidArgument: the guarantee would mean little, and that is not wanted.
+    """
+    failing = delta if delta is not None else 10.0 ** math.floor(math.log10(0.999 / texts))
+    weakness = check.weakness(epsilon, failing, units=texts)
+    if weakness and not weak_guarantee:
+        raise InvalidArgument(
+            f"{weakness}; want epsilon at most {check.LARGEST_EPSILON:g} and delta below 1/texts, or --weak-guarantee"
+        )
+    return failing
+
+
 def _ready(*paths: Path | None) -> None:
     """Make the folders that results go to, before anything is paid for."""
     for path in paths:
@@ -266,7 +296,8 @@ def _privacy(record: dict[str, Any]) -> dict[str, Any]:
 
 def _write_labels(path: Path, texts: list[str], labels: list[int], names: list[str]) -> None:
     kept = [{"text": text, "label": names[label]} for text, label in zip(texts, labels, strict=True) if label >= 0]
-    path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in kept), encoding="utf-8")
+    lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in kept)
+    files.write(path, lines, private=False)
 
 
 def _show(record: dict[str, Any], as_json: bool) -> None:

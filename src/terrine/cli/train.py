@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from terrine.cli.charging import charged_account
+from terrine import files
+from terrine.cli.charging import AccountName, By, LedgerUrl, Purpose, Weak, charging
 from terrine.cli.progress import counted
 from terrine.errors import InvalidArgument
 from terrine.rounding import up
@@ -48,8 +49,11 @@ def train(
         bool, typer.Option("--private-bounds", help="Spend a tenth of epsilon on bounds that are not confirmed.")
     ] = False,
     audit: Annotated[int | None, typer.Option(help="Private rows left to coins for the audit; 0: none.")] = None,
-    ledger: Annotated[str | None, typer.Option(help="Charge this ledger (a database URL) before training.")] = None,
-    account: Annotated[str | None, typer.Option(help="The account in the ledger.")] = None,
+    weak_guarantee: Weak = False,
+    ledger: LedgerUrl = None,
+    account: AccountName = None,
+    by: By = None,
+    purpose: Purpose = None,
     test_seed: Annotated[int | None, typer.Option(help="For tests only: seeded noise, NOT private.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -59,13 +63,15 @@ def train(
     settings = runs.Settings(
         epsilon=epsilon, data=data, table=table, label=label, schema=schema, test=test, public=public, delta=delta,
         method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate, tune=tune,
-        teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit, test_seed=test_seed,
+        teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit,
+        weak_guarantee=weak_guarantee, test_seed=test_seed,
     )  # fmt: skip
     finished = runs.Folder(out).done
-    with charged_account(ledger, account) as charged:
+    with charging(ledger, account, by=by, purpose=purpose, usual="terrine train") as charged:
         folder = runs.train(
-            settings, out, account=charged, progress=functools.partial(counted, quiet=as_json), quiet=as_json
-        )
+            settings, out, **charged.told, head=charged.head(quiet=as_json),
+            progress=functools.partial(counted, quiet=as_json), quiet=as_json,
+        )  # fmt: skip
     if not finished or not folder.has("report.html"):
         _write_report(folder)
     _summarise(folder, finished, as_json)
@@ -128,7 +134,7 @@ def schema(
     label = label or (last if yes else typer.prompt("the column to predict", default=last))
     drafted = tables.draft(read, label)
     found = drafted if yes else _confirmed(drafted)
-    target.write_text(found.to_toml(), encoding="utf-8")
+    files.write(target, found.to_toml(), private=True)  # drafts hold values of the rows
     typer.echo(f"written: {target}")
     if found.unconfirmed:
         typer.echo(f"not confirmed: {', '.join(found.unconfirmed)}; terrine train refuses these until confirmed = true")
@@ -185,6 +191,8 @@ def _summarise(folder: Folder, finished: bool, as_json: bool) -> None:
         f"[bold]epsilon {up(privacy['epsilon'])}[/bold] at delta {privacy['delta']:g}, certified, "
         f"for one {privacy['unit']} ({privacy['neighbours']}), by {privacy['method']}"
     )
+    if privacy["weak_guarantee"]:
+        console.print(f"[bold red]a weak guarantee:[/] {privacy['weak_guarantee']}")
     if results["accuracy"] is not None:
         console.print(f"accuracy {100 * results['accuracy']:.2f}%{_unsure(results)} on {results['measured_on']}")
     else:

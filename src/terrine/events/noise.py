@@ -21,12 +21,18 @@ class Leaf:
     neighbours: Neighbours | None = None
     unit: Unit | None = None
 
+    def __post_init__(self) -> None:
+        for name, kind in (("neighbours", Neighbours), ("unit", Unit)):
+            if not isinstance(value := getattr(self, name), kind | None):
+                raise check.refuse(name, value, f"None or one of {', '.join(str(one) for one in kind)}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Noise(Leaf):
     noise: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "noise", check.positive("noise", self.noise, _NOISE_HINT))
 
 
@@ -69,6 +75,7 @@ class _Pure(Leaf):
     epsilon: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "epsilon", check.not_negative("epsilon", self.epsilon))
 
 

@@ -3,6 +3,7 @@
 from terrine.pate.aggregators import ConfidentGaussianMax, GaussianMax, InteractiveGaussianMax, LaplaceMax
 from terrine.pate.answering import ABSTAINED, Answers
 from terrine.pate.bill import Bill, Sealed, bill
+from terrine.pate.sanitised import PlannedRelease, planned_release
 from terrine.pate.split import Membership, Partition, Subsampled, split
 from terrine.pate.stability import SparseVectorMax, StableMax, SubsampleAggregate
 from terrine.pate.votes import Votes, count
@@ -17,6 +18,7 @@ __all__ = [
     "LaplaceMax",
     "Membership",
     "Partition",
+    "PlannedRelease",
     "Sealed",
     "SparseVectorMax",
     "StableMax",
@@ -25,5 +27,6 @@ __all__ = [
     "Votes",
     "bill",
     "count",
+    "planned_release",
     "split",
 ]

@@ -7,7 +7,7 @@ cost holds whatever the votes are. The account is charged before an answer is dr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -18,6 +18,7 @@ from terrine import accounting, check
 from terrine.errors import BudgetExceeded, InvalidArgument
 from terrine.events import Budget, Event, Reproducible, Unit
 from terrine.pate.votes import Votes
+from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Source
 
 Integers = NDArray[np.int64]
@@ -34,6 +35,15 @@ class Account(Protocol):
         """Record the cost, or refuse it."""
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How far an aggregator may go: at most `queries` asked and `answers` given."""
+
+    queries: int
+    answers: int
+    reason: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Answers:
     """What leaves the owner's side: labels with their event. `ABSTAINED` where there is none."""
@@ -42,6 +52,8 @@ class Answers:
     event: Event
     asked: int
     """How many queries, from the first on, were put to the teachers."""
+    plan: Plan
+    """How far they might have gone: what was paid for."""
     stopped: str = ""
     """Why not all queries were asked, if so."""
 
@@ -49,15 +61,6 @@ class Answers:
     def answered(self) -> Integers:
         """Which queries have a label."""
         return np.flatnonzero(self.labels != ABSTAINED)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How far an aggregator may go: at most `queries` asked and `answers` given."""
-
-    queries: int
-    answers: int
-    reason: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,30 +107,35 @@ class Aggregator(ABC):
         most: int | None = None,
         rng: Source = SYSTEM,
         account: Account | None = None,
+        receipt: Receipt | None = None,
         budget: Budget | None = None,
         purpose: str = "pate: labels",
+        by: str = "",
     ) -> Answers:
         """Labels for `votes`: at most `most`, and as many as fit `budget`; `student` for rules that want one.
 
-        Guarantee: `event` of the plan, charged to `account` first; votes the rule is not private for are refused.
+        Guarantee: `event` of the plan, charged to `account` first, or before, for which the `receipt` stands; votes the
+        rule is not private for are refused.
         """
-        self.require(votes)
-        predicted = self._predictions(student, votes)
-        plan = planned(self, votes, budget=budget, most=most)
+        self.require(votes.deal)
+        predicted = self.predictions(student, votes.counts.shape)
+        plan = planned(self, len(votes), unit=votes.unit, budget=budget, most=most)
         event = self.event(plan.queries, plan.answers, unit=votes.unit)
         event = Reproducible(event) if rng.reproducible else event
-        if account is not None:
-            account.charge(event, purpose=purpose, by=type(self).__name__)
+        if receipt is not None:
+            receipt.covers(event)
+        elif account is not None:
+            account.charge(event, purpose=purpose, by=by or type(self).__name__)
         drawn = self._draw(Asked(votes, plan, predicted, rng))
         labels = np.full(len(votes), ABSTAINED, dtype=np.int64)
         labels[: len(drawn.labels)] = drawn.labels
-        return Answers(labels, event, drawn.asked, drawn.stopped)
+        return Answers(labels, event, drawn.asked, plan, drawn.stopped)
 
-    def require(self, votes: Votes) -> None:
-        """Refuse votes of teachers that share data: one person would move more than one vote."""
-        if not votes.disjoint:
+    def require(self, deal: Mapping[str, Any]) -> None:
+        """Refuse a deal to teachers that share data: one person would move more than one vote."""
+        if deal["kind"] != "disjoint" or deal["most_parts"] != 1:
             raise InvalidArgument(
-                f"teachers are not disjoint ({votes.deal['kind']}, up to {votes.deal['most_parts']} parts for one"
+                f"teachers are not disjoint ({deal['kind']}, up to {deal['most_parts']} parts for one"
                 " example): want a Partition; SubsampleAggregate is for subsampled teachers"
             )
 
@@ -135,27 +143,31 @@ class Aggregator(ABC):
     def _draw(self, asked: Asked) -> Drawn:
         """Answer the planned queries."""
 
-    def _predictions(self, student: ArrayLike | None, votes: Votes) -> Floats:
+    def predictions(self, student: ArrayLike | None, shape: tuple[int, ...]) -> Floats:
+        """The student's probabilities (queries, classes), where the rule wants them.
+
+        Raises:
+            InvalidArgument: they are missing, of another shape or not finite, or not wanted.
+        """
         name = type(self).__name__
         if not self.wants_student:
             if student is not None:
                 raise InvalidArgument(f"student given to {name}: want none; InteractiveGaussianMax compares with one")
-            return np.zeros((len(votes), 0))
+            return np.zeros((shape[0], 0))
         predicted = np.asarray([] if student is None else student, dtype=float)
-        if predicted.shape != votes.counts.shape or not np.isfinite(predicted).all():
-            raise InvalidArgument(
-                f"student has shape {predicted.shape}: {name} wants finite probabilities {votes.counts.shape}"
-            )
+        if predicted.shape != shape or not np.isfinite(predicted).all():
+            raise InvalidArgument(f"student has shape {predicted.shape}: {name} wants finite probabilities {shape}")
         return predicted
 
 
-def planned(rule: Aggregator, votes: Votes, *, budget: Budget | None, most: int | None) -> Plan:
-    """How many queries and answers fit `budget`; nothing here looks at a vote.
+def planned(
+    rule: Aggregator, queries: int, *, unit: Unit, budget: Budget | None = None, most: int | None = None
+) -> Plan:
+    """How many of `queries` queries, and how many answers, fit `budget`; nothing here looks at a vote.
 
     Raises:
         BudgetExceeded: not even one query fits.
     """
-    queries = len(votes)
     answers = queries if most is None else min(queries, check.whole("most", most))
     reason = "" if rule.tests_first or answers == queries else f"{answers} of {queries} queries were wanted"
     queries = queries if rule.tests_first else answers
@@ -163,7 +175,7 @@ def planned(rule: Aggregator, votes: Votes, *, budget: Budget | None, most: int 
         return Plan(queries, answers, reason)
 
     def fits(asked: int, given: int) -> bool:
-        event = rule.event(asked, given, unit=votes.unit)
+        event = rule.event(asked, given, unit=unit)
         return accounting.delta(event, epsilon=budget.epsilon) <= budget.delta
 
     if fits(queries, answers):

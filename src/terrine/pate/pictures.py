@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from terrine import accounting
+from terrine import accounting, files
 from terrine.errors import MissingExtra
-from terrine.pate.run import Run, made
+from terrine.pate.named import made
+from terrine.pate.run import Run
 from terrine.pate.votes import Votes
 
 
@@ -25,7 +26,7 @@ def epsilon_against_queries(run: Run, delta: float, folder: Path) -> Path:
     if shown["epsilon_sanitised"] is not None:
         axes.axhline(shown["epsilon_sanitised"], color="#2a6fa2", linestyle="--", label="sanitised, whole run")
     axes.legend(frameon=False)
-    return _saved(plot, folder, "epsilon.svg")
+    return _saved(plot, folder, "epsilon.svg", private=False)
 
 
 def vote_gaps(votes: Votes, folder: Path) -> Path:
@@ -34,7 +35,7 @@ def vote_gaps(votes: Votes, folder: Path) -> Path:
     plot, axes = _canvas("votes between first and second class", "queries")
     axes.hist(falling[:, 0] - falling[:, 1], bins=min(50, votes.teachers), color="#a23b2a")
     axes.set_title("private: stays with the owner", fontsize=9)
-    return _saved(plot, folder, "vote-gaps.svg")
+    return _saved(plot, folder, "vote-gaps.svg", private=True)
 
 
 def flow(folder: Path) -> Path:
@@ -53,7 +54,7 @@ def flow(folder: Path) -> Path:
     axes.text(3.5, 0.9, "charged, then shown", ha="center", fontsize=9)
     axes.set_xlim(-0.6, 4.6)
     axes.set_ylim(0, 1)
-    return _saved(plot, folder, "flow.svg")
+    return _saved(plot, folder, "flow.svg", private=False)
 
 
 def _canvas(across: str, up: str) -> tuple[Any, Any]:
@@ -70,8 +71,9 @@ def _canvas(across: str, up: str) -> tuple[Any, Any]:
     return plot, axes
 
 
-def _saved(plot: Any, folder: Path, name: str) -> Path:
+def _saved(plot: Any, folder: Path, name: str, *, private: bool) -> Path:
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    plot.savefig(target / name, metadata={"Date": None})
+    with files.written(target / name, private=private) as file:
+        plot.savefig(file, format="svg", metadata={"Date": None})
     return target / name

@@ -1,94 +1,53 @@
 """A PATE run as a folder: each step reads what the one before wrote.
 
 run.json                 what was asked for (public)
-owner/                   partition, teachers, votes: private, never leaves the owner's side
+owner/                   receipt, partition, teachers, votes: private, never leaves the owner's side
 labels.json              the answers, with their event and how they were given (public)
 bill.json                the printed bill; its sanitised number is released once and kept (public)
 student.*                the student, with a copy of the bill beside it (public)
 predictions.npy          the student's class probabilities on the public inputs, for another run's
                          interactive aggregator (public)
+
+Public files are 0644 and may be handed on, private ones 0600; the folder and owner/ are 0700.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from terrine import check
+from terrine import check, files
 from terrine.errors import InvalidArgument
 from terrine.events import Budget
 from terrine.events.codec import from_dict, to_dict
-from terrine.pate.aggregators import ConfidentGaussianMax, GaussianMax, InteractiveGaussianMax, LaplaceMax
-from terrine.pate.answering import Account, Aggregator, Answers
+from terrine.pate.answering import Account, Answers, Plan
 from terrine.pate.bill import bill
+from terrine.pate.data import Data, probabilities
+from terrine.pate.named import builder, estimator, kind_of, made, methods
 from terrine.pate.split import Membership, Partition, Subsampled, split
-from terrine.pate.stability import SparseVectorMax, StableMax, SubsampleAggregate
 from terrine.pate.votes import Votes
+from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Source
 
 Progress = Callable[[int, int], None]
-AGGREGATORS: dict[str, type[Aggregator]] = {
-    "laplace": LaplaceMax,
-    "gaussian": GaussianMax,
-    "confident": ConfidentGaussianMax,
-    "interactive": InteractiveGaussianMax,
-    "stable": StableMax,
-    "subsample": SubsampleAggregate,
-    "sparse": SparseVectorMax,
-}
-MODELS = ("network", "logistic", "forest", "boosting")
-
-
-@dataclass(frozen=True, eq=False)
-class Data:
-    """Inputs and, for private data, labels and perhaps people."""
-
-    inputs: NDArray[np.float32]
-    labels: NDArray[np.int64] | None = None
-    groups: NDArray[Any] | None = None
-
-    @classmethod
-    def read(cls, source: str, *, public: bool = False) -> Data:
-        """From an .npz file with `x` (and `y`, `groups`), or one of mnist, fashion-mnist, digits, adult.
-
-        A named set gives its training part as private data and its test part as public inputs, without labels.
-        """
-        if source in ("mnist", "fashion-mnist", "digits", "adult"):
-            from terrine import datasets
-
-            loaded: Any = getattr(datasets, source.replace("-", "_"))()
-            inputs = loaded.test if public else loaded.train
-            scale = np.float32(255 if inputs.dtype == np.uint8 else 1)
-            return cls(inputs.astype(np.float32) / scale, None if public else loaded.train_labels)
-        try:
-            with np.load(source, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-        except (OSError, ValueError) as error:
-            raise InvalidArgument(
-                f"{source}: want an .npz file with x (and y, groups), or mnist, digits, ... ({error})"
-            ) from None
-        if "x" not in arrays or (not public and "y" not in arrays):
-            raise InvalidArgument(f"{source} holds {sorted(arrays)}: want arrays named x{'' if public else ' and y'}")
-        if not np.isfinite(arrays["x"]).all():
-            raise InvalidArgument(f"{source}: x holds values that are not finite: want numbers; fill gaps first")
-        labels = None if public else arrays["y"].astype(np.int64)
-        return cls(arrays["x"].astype(np.float32), labels, arrays.get("groups"))
 
 
 class Run:
-    """One run folder."""
+    """One run folder; `private` is for one that lies in another's private part, where nothing is handed on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, private: bool = False) -> None:
         self.folder = Path(folder)
         self.owner = self.folder / "owner"
+        self.private = private
+
+    def has(self, name: str) -> bool:
+        """Whether the file is there."""
+        return (self.folder / name).exists()
 
     def split(
         self,
@@ -112,10 +71,11 @@ class Run:
             deal = split(len(data.inputs), teachers, seed=seed, groups=data.groups)
         else:
             deal = Subsampled(rate, teachers).draw(len(data.inputs), rng=rng)
-        self.owner.mkdir(parents=True, exist_ok=True)
-        self.owner.chmod(0o700)
+        files.private_folder(self.folder)
+        files.private_folder(self.owner)
         deal.save(self.owner / ("partition.json" if rate is None else "subsets.npz"))
-        self._write("run.json", {"data": source, "teachers": teachers, "classes": classes, "seed": seed, "rate": rate})
+        record = {"data": source, "teachers": teachers, "classes": classes, "seed": seed, "rate": rate}
+        self._write("run.json", record | {"units": data.units})
         return deal
 
     def train(
@@ -177,12 +137,15 @@ class Run:
         self,
         *,
         aggregator: str,
-        fields: dict[str, float],
+        fields: Mapping[str, Any],
         student: Path | None = None,
         queries: int | None = None,
         most: int | None = None,
         budget: Budget | None = None,
         account: Account | None = None,
+        receipt: Receipt | None = None,
+        purpose: str = "pate: labels",
+        by: str = "",
         rng: Source = SYSTEM,
     ) -> Answers:
         """Answer queries with noise. A run is labelled once: a second time would be a second cost.
@@ -193,13 +156,17 @@ class Run:
             raise InvalidArgument(f"{self.folder} is labelled already: want a new run; each labelling costs")
         votes = self._votes(queries)
         rule = made(aggregator, fields, queries=len(votes))
-        predicted = None if student is None else _probabilities(student)[: len(votes)]
-        answers = rule.answer(votes, student=predicted, most=most, rng=rng, account=account, budget=budget)
+        predicted = None if student is None else probabilities(student)[: len(votes)]
+        answers = rule.answer(
+            votes, student=predicted, most=most, rng=rng, account=account, receipt=receipt, budget=budget,
+            purpose=purpose, by=by,
+        )  # fmt: skip
         record = {
             "aggregator": aggregator,
             "fields": {one.name: getattr(rule, one.name) for one in dataclasses.fields(kind_of(aggregator))},
             "labels": answers.labels.tolist(),
             "asked": answers.asked,
+            "planned": [answers.plan.queries, answers.plan.answers],
             "stopped": answers.stopped,
             "event": to_dict(answers.event),
         }
@@ -213,6 +180,9 @@ class Run:
         sanitise: bool = True,
         order: float | None = None,
         account: Account | None = None,
+        receipt: Receipt | None = None,
+        purpose: str = "pate: sanitised bill",
+        by: str = "pate.bill",
         rng: Source = SYSTEM,
     ) -> dict[str, Any]:
         """The bill that may be printed. The sanitised number is released once and then read back."""
@@ -229,9 +199,14 @@ class Run:
         answers = self.answers()
         rule = made(record["aggregator"], record["fields"], queries=len(answers.labels))
         votes = self._votes(len(answers.labels))
-        priced = bill(votes, answers, rule, delta=delta, sanitise=sanitise, order=order, account=account, rng=rng)
-        self._write("bill.json", priced.as_json())
-        return priced.as_json()
+        priced = bill(
+            votes, answers, rule, delta=delta, sanitise=sanitise, order=order, account=account, receipt=receipt,
+            purpose=purpose, by=by, rng=rng,
+        )  # fmt: skip
+        units = self._read("run.json")["units"]
+        shown = priced.as_json() | {"weak_guarantee": check.weakness(priced.epsilon, delta, units=units) or None}
+        self._write("bill.json", shown)
+        return shown
 
     def student(
         self, public: Data, *, model: str, method: str, steps: int, seed: int = 0, progress: Progress | None = None
@@ -271,13 +246,15 @@ class Run:
             found = estimator(model).fit(flat[known], every[known])
             path, predicted = self.folder / "student.skops", student.estimated(found, flat, classes)
         student.save(found, path, bill=self._read("bill.json"))
-        np.save(self.folder / "predictions.npy", predicted)
+        with files.written(self.folder / "predictions.npy", private=self.private) as file:
+            np.save(file, predicted)
         return found, path
 
     def answers(self) -> Answers:
         """The answers on disk."""
         record = self._read("labels.json")
-        return Answers(np.array(record["labels"]), from_dict(record["event"]), record["asked"], record["stopped"])
+        plan = Plan(*record["planned"])
+        return Answers(np.array(record["labels"]), from_dict(record["event"]), record["asked"], plan, record["stopped"])
 
     def votes(self) -> Votes:
         """The votes on disk: private."""
@@ -303,85 +280,4 @@ class Run:
         return found
 
     def _write(self, name: str, record: dict[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.folder / f".{name}.part"
-        part.write_text(json.dumps(record, indent=2) + "\n")
-        part.replace(self.folder / name)
-
-
-def kind_of(aggregator: str) -> Any:
-    """The class of the aggregator of that name.
-
-    Raises:
-        InvalidArgument: an unknown name.
-    """
-    if aggregator not in AGGREGATORS:
-        raise check.refuse("aggregator", aggregator, f"one of {', '.join(AGGREGATORS)}")
-    return AGGREGATORS[aggregator]
-
-
-def made(aggregator: str, fields: dict[str, Any], *, queries: int) -> Aggregator:
-    """The aggregator of that name.
-
-    Raises:
-        InvalidArgument: an unknown name, or fields it does not have or lacks.
-    """
-    kind = kind_of(aggregator)
-    wanted = {one.name: one.default is dataclasses.MISSING for one in dataclasses.fields(kind)}
-    given = {name: value for name, value in fields.items() if value is not None}
-    if kind is SparseVectorMax:
-        given.setdefault("queries", queries)
-    if missing := [name for name, needed in wanted.items() if needed and name not in given]:
-        raise InvalidArgument(f"{aggregator}: {', '.join(missing)} missing: want {', '.join(wanted)}")
-    if strange := [name for name in given if name not in wanted]:
-        raise InvalidArgument(f"{aggregator} has no {', '.join(strange)}: want {', '.join(wanted)}")
-    made_one: Aggregator = kind(**given)
-    return made_one
-
-
-def estimator(model: str) -> Any:
-    """A scikit-learn classifier by its short name."""
-    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
-    from sklearn.linear_model import LogisticRegression
-
-    known: dict[str, Callable[[], Any]] = {
-        "logistic": lambda: LogisticRegression(max_iter=500),
-        "forest": lambda: RandomForestClassifier(100, random_state=0),
-        "boosting": lambda: HistGradientBoostingClassifier(random_state=0),
-    }
-    if model not in known:
-        raise check.refuse("model", model, f"one of {', '.join(MODELS)}")
-    return known[model]()
-
-
-def builder(shape: tuple[int, ...], classes: int, *, student: bool) -> Any:
-    """A function that builds a network for inputs of this shape."""
-    from terrine.pate import networks
-
-    if len(shape) == 1:
-        return functools.partial(networks.perceptron, shape[0], classes)
-    if len(shape) != 3 or shape[1] != shape[2]:
-        raise InvalidArgument(f"inputs have shape {shape}: want a vector or square images (channels, size, size)")
-    return functools.partial(networks.student if student else networks.teacher, shape[0], shape[1], classes)
-
-
-def methods() -> dict[str, Any]:
-    """The ways a network student learns, by name."""
-    from terrine.pate import student
-
-    return {
-        "supervised": student.Supervised(),
-        "consistency": student.Consistency(),
-        "vat": student.VirtualAdversarial(),
-        "gan": student.FeatureMatching(),
-    }
-
-
-def _probabilities(path: Path) -> NDArray[np.float64]:
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"{path}: want a .npy file of class probabilities, one row a query ({error})") from None
-    if not isinstance(found, np.ndarray):
-        raise InvalidArgument(f"{path} holds several arrays: want a .npy file of class probabilities")
-    return found.astype(np.float64)
+        files.write(self.folder / name, json.dumps(record, indent=2) + "\n", private=self.private)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from terrine import check
+from terrine import check, files
 from terrine.errors import InvalidArgument
 from terrine.events import Unit
 from terrine.rng import SYSTEM, Source
@@ -37,7 +36,8 @@ class Partition:
 
     assignment: Indices
     teachers: int
-    unit: Unit = Unit.EXAMPLE
+    people: Indices | None = None
+    """Whose each example is, where people are protected: all of a person's are with one teacher."""
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -51,6 +51,13 @@ class Partition:
         if idle.size:
             raise InvalidArgument(f"teachers {idle[:10].tolist()} have no examples: want at least one each; use fewer")
         object.__setattr__(self, "assignment", assignment)
+        if self.people is not None:
+            object.__setattr__(self, "people", _undivided(np.asarray(self.people, dtype=np.int64), assignment))
+
+    @property
+    def unit(self) -> Unit:
+        """Whom the deal protects: a person only where it is known whose each example is."""
+        return Unit.EXAMPLE if self.people is None else Unit.PERSON
 
     @property
     def parts(self) -> list[Indices]:
@@ -82,15 +89,16 @@ class Partition:
 
     def save(self, path: Path) -> None:
         """Write the deal; it stays on the data owner's side."""
-        record = self.record() | {"seed": self.seed, "assignment": self.assignment.tolist()}
-        Path(path).write_text(json.dumps(record) + "\n")
+        people = None if self.people is None else self.people.tolist()
+        record = self.record() | {"seed": self.seed, "assignment": self.assignment.tolist(), "people": people}
+        files.write(Path(path), json.dumps(record) + "\n", private=True)
 
     @classmethod
     def load(cls, path: Path) -> Partition:
         """Read a deal and check it against its own fingerprint."""
         try:
             record = json.loads(Path(path).read_text())
-            found = cls(np.array(record["assignment"]), record["teachers"], Unit(record["unit"]), record["seed"])
+            found = cls(np.array(record["assignment"]), record["teachers"], record["people"], record["seed"])
         except (KeyError, ValueError, TypeError, json.JSONDecodeError) as error:
             raise InvalidArgument(f"{path}: not a partition ({error}); make it with terrine pate split") from None
         if found.digest != record.get("digest"):
@@ -133,14 +141,14 @@ def split(examples: int, teachers: int, *, seed: int, groups: Sequence[Any] | ND
     check.whole("seed", seed, at_least=0)
     if groups is None:
         _enough(examples, teachers, "examples")
-        return Partition(_dealt(examples, teachers, seed), teachers, Unit.EXAMPLE, seed)
+        return Partition(_dealt(examples, teachers, seed), teachers, seed=seed)
     if len(groups) != examples:
         raise InvalidArgument(f"groups has {len(groups)} entries for {examples} examples: want one for each")
     # People are numbered by first appearance, so that another name for one of them moves nobody else.
     numbers: dict[Any, int] = {}
     people = np.array([numbers.setdefault(group, len(numbers)) for group in np.asarray(groups).tolist()])
     _enough(len(numbers), teachers, "people")
-    return Partition(_dealt(len(numbers), teachers, seed)[people], teachers, Unit.PERSON, seed)
+    return Partition(_dealt(len(numbers), teachers, seed)[people], teachers, people, seed)
 
 
 @dataclass(frozen=True)
@@ -209,7 +217,7 @@ class Membership:
 
     def save(self, path: Path) -> None:
         """Write the draw; it is secret and stays on the data owner's side."""
-        with open(path, "wb", opener=_owner_only) as file:
+        with files.written(Path(path), private=True) as file:
             np.savez_compressed(file, taken=np.packbits(self.taken), shape=self.taken.shape, rate=self.deal.rate)
 
     @classmethod
@@ -225,8 +233,18 @@ class Membership:
         return cls(bits.reshape(teachers, examples), Subsampled(rate, teachers))
 
 
-def _owner_only(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _undivided(people: Indices, assignment: Indices) -> Indices:
+    """`people`, if each of them is with one teacher."""
+    if people.shape != assignment.shape:
+        raise InvalidArgument(
+            f"people has shape {people.shape}: want one person for each of {assignment.size} examples"
+        )
+    pairs = np.unique(np.stack([people, assignment]), axis=1)[0]
+    if divided := np.flatnonzero(pairs[1:] == pairs[:-1]).tolist():
+        raise InvalidArgument(
+            f"person {int(pairs[divided[0]])} is with several teachers: want all of a person's examples with one"
+        )
+    return people
 
 
 def _enough(units: int, teachers: int, what: str) -> None:

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +33,6 @@ from terrine.events import ApproximateDP, Budget, Event, Neighbours, PureDP, Rep
 from terrine.mechanisms.lattice import Shape
 from terrine.mechanisms.lattice import noise as lattice_noise
 from terrine.pate.answering import ABSTAINED, Aggregator, Asked, Drawn, Integers
-from terrine.pate.votes import Votes
 
 
 def distances(counts: Integers, *, reach: int = 1) -> Integers:
@@ -88,10 +89,10 @@ class SubsampleAggregate(Aggregator):
         """Every query costs, answered or not."""
         return StableMax(self.epsilon, self.delta).event(queries, answers, unit=unit)
 
-    def require(self, votes: Votes) -> None:
-        """Refuse votes of which nobody counted how many teachers one person reaches."""
-        if votes.deal["kind"] not in ("subsampled", "disjoint"):
-            raise InvalidArgument(f"votes of {votes.deal['kind']} teachers: want Subsampled ones; draw them with it")
+    def require(self, deal: Mapping[str, Any]) -> None:
+        """Refuse a deal of which nobody counted how many teachers one person reaches."""
+        if deal["kind"] not in ("subsampled", "disjoint"):
+            raise InvalidArgument(f"votes of {deal['kind']} teachers: want Subsampled ones; draw them with it")
 
     def _draw(self, asked: Asked) -> Drawn:
         return _where_stable(StableMax(self.epsilon, self.delta), asked)

@@ -21,12 +21,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from terrine import check
+from terrine import check, files
 from terrine.errors import InvalidArgument
 from terrine.pate.moves import shifted, warped
 
@@ -131,8 +132,9 @@ class Stack:
         return one
 
     def save(self, path: Path) -> None:
-        """Write all parameters to one safetensors file."""
-        save_file({name: value.detach().contiguous() for name, value in self.parameters.items()}, str(path))
+        """Write all parameters to one safetensors file; they were learned without noise, so it is the owner's."""
+        tensors = {name: value.detach().contiguous() for name, value in self.parameters.items()}
+        files.write(Path(path), as_bytes(tensors), private=True)
 
     @classmethod
     def load(cls, build: Build, path: Path) -> Stack:

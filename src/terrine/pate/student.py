@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 from torch.nn import functional
 
-from terrine import check
+from terrine import check, files
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.pate.methods import Consistency, FeatureMatching, Game, Method, Step, Supervised, VirtualAdversarial
 
@@ -201,10 +202,12 @@ def save(model: Any, path: Path, *, bill: dict[str, Any]) -> None:
     """Write the student (safetensors for networks, skops for estimators) with its bill beside it as JSON."""
     target = Path(path)
     if isinstance(model, nn.Module):
-        save_file({name: value.detach().contiguous() for name, value in model.state_dict().items()}, str(target))
+        tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+        content: bytes = as_bytes(tensors)
     else:
-        _skops().dump(model, target)
-    target.with_suffix(".bill.json").write_text(json.dumps(bill, indent=2) + "\n")
+        content = _skops().dumps(model)
+    files.write(target, content, private=False)
+    files.write(target.with_suffix(".bill.json"), json.dumps(bill, indent=2) + "\n", private=False)
 
 
 def load(build: Build, path: Path) -> nn.Module:

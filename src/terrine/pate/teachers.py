@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from terrine import check
+from terrine import check, files
 from terrine.errors import InvalidArgument, MissingExtra, TerrineError
 from terrine.pate.split import Membership, Partition
 from terrine.pate.votes import Votes, count
@@ -185,9 +185,8 @@ def _prepare(folder: Path | None, recorded: dict[str, Any]) -> Path | None:
     if folder is None:
         return None
     digest = hashlib.sha256(json.dumps(recorded, sort_keys=True).encode()).hexdigest()[:16]
-    target = Path(folder) / digest
-    target.mkdir(parents=True, exist_ok=True)
-    (target / "training.json").write_text(json.dumps(recorded, indent=2) + "\n")
+    target = files.private_folder(files.private_folder(Path(folder)) / digest)
+    files.write(target / "training.json", json.dumps(recorded, indent=2) + "\n", private=True)
     return target
 
 
@@ -275,14 +274,13 @@ def _train_block(
 
 def _keep(joblib: Any, model: Any, path: Path | None) -> None:
     if path is not None:
-        joblib.dump(model, path.with_suffix(".part"))
-        path.with_suffix(".part").replace(path)
+        with files.written(path, private=True) as file:
+            joblib.dump(model, file)
 
 
 def _keep_stack(stack: Stack, path: Path | None) -> None:
     if path is not None:
-        stack.save(path.with_suffix(".part"))
-        path.with_suffix(".part").replace(path)
+        stack.save(path)
 
 
 def _exists(path: Path | None) -> bool:

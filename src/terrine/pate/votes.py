@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from terrine import files
 from terrine.errors import InvalidArgument
 from terrine.events import Unit
 from terrine.pate.split import Membership, Partition
@@ -70,9 +71,7 @@ class Votes:
 
     def save(self, path: Path) -> None:
         """Write the votes and their deal to one file, readable by its owner only."""
-        target = Path(path)
-        with target.open("wb") as file:
-            target.chmod(0o600)
+        with files.written(Path(path), private=True) as file:
             np.savez_compressed(file, counts=self.counts, deal=np.array(json.dumps(self.deal)))
 
     @classmethod

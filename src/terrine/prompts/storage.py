@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from terrine import files
 from terrine.errors import InvalidArgument
 from terrine.prompts.template import Template
 
@@ -22,8 +22,8 @@ _FORMAT = "terrine soft prompt 1"
 
 
 def save(prompt: SoftPrompt, path: Path) -> None:
-    """Write the prompt beside, then rename: an interrupted save leaves what was there."""
-    from safetensors.torch import save_file
+    """Write the prompt: an interrupted save leaves what was there."""
+    from safetensors.torch import save as as_bytes
 
     header = {
         "format": _FORMAT,
@@ -32,13 +32,9 @@ def save(prompt: SoftPrompt, path: Path) -> None:
         "model": prompt.model_name,
         "scale": json.dumps(prompt.scale),
     }
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        save_file({name: one.detach().cpu().contiguous() for name, one in prompt.state_dict().items()}, beside, header)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    tensors = {name: one.detach().cpu().contiguous() for name, one in prompt.state_dict().items()}
+    files.write(path, as_bytes(tensors, header), private=False)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -70,7 +66,7 @@ def load(path: Path) -> dict[str, Any]:
 
 def as_peft(prompt: SoftPrompt, folder: Path) -> Path:
     """A PEFT prompt-tuning adapter."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save as as_bytes
 
     if prompt.weight is not None:
         raise InvalidArgument("a prompt with a trained output layer: PEFT's prompt tuning has none; want head=False")
@@ -85,7 +81,8 @@ def as_peft(prompt: SoftPrompt, folder: Path) -> Path:
         "num_transformer_submodules": 1,
         "prompt_tuning_init": "RANDOM",
     }
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "privacy.json").write_text(json.dumps(prompt.privacy, indent=2) + "\n")
-    save_file({"prompt_embeddings": prompt.tokens.detach().cpu().contiguous()}, folder / "adapter_model.safetensors")
+    files.write(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n", private=False)
+    files.write(folder / "privacy.json", json.dumps(prompt.privacy, indent=2) + "\n", private=False)
+    tensors = {"prompt_embeddings": prompt.tokens.detach().cpu().contiguous()}
+    files.write(folder / "adapter_model.safetensors", as_bytes(tensors), private=False)
     return folder

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from terrine import check
+from terrine import check, files
 from terrine.errors import InvalidArgument
 from terrine.pate import ABSTAINED
 from terrine.prompts.backend import Backend
@@ -66,7 +66,7 @@ class DiscretePrompt:
     def save(self, path: str | Path) -> None:
         """Write one JSON file."""
         record = {"format": _FORMAT, **dataclasses.asdict(self)}
-        Path(path).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        files.write(Path(path), json.dumps(record, indent=2, ensure_ascii=False) + "\n", private=False)
 
     @classmethod
     def load(cls, path: str | Path) -> DiscretePrompt:

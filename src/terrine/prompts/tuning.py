@@ -50,6 +50,7 @@ def tune(
     memory: int = MEMORY,
     progress: Progress | None = None,
     purpose: str = "PromptDPSGD",
+    by: str = "terrine.prompts",
 ) -> SoftPrompt:
     """A copy of `prompt`, trained on private texts and their classes (or, without label words, their answers).
 
@@ -62,8 +63,6 @@ def tune(
         InvalidArgument: texts, labels, model, prompt or plan do not fit each other.
         BudgetExceeded: the account has not enough left; nothing was trained.
     """
-    if plan.unit is not None and plan.unit.value != "example":
-        raise check.refuse("plan.unit", plan.unit.value, "example; one text is the unit here")
     written = record(plan, before=prompt.privacy)
     validate(language.model)
     _check_apart(language, prompt)
@@ -73,7 +72,8 @@ def tune(
     schedule = torch.optim.lr_scheduler.LambdaLR(moves, lambda step: 1 - step / plan.steps)
     _, _, lots = start(
         tuned, moves, tuple(data), plan, account,
-        watch=False, memory=memory, checkpoint=checkpoint, purpose=purpose, by="terrine.prompts",
+        watch=False, memory=memory, checkpoint=checkpoint, purpose=purpose, by=by,
+        bound={"language model": language.model, "schedule": schedule},
     )  # fmt: skip
     if checkpoint is not None:
         lots.keep(schedule=schedule)
@@ -123,6 +123,7 @@ def record(plan: Plan, *, before: Mapping[str, Any] | None = None) -> dict[str, 
         "private": plan.private,
         "epsilon": plan.epsilon if plan.private else None,
         "delta": plan.delta if plan.private else None,
+        "weak_guarantee": check.weakness(plan.epsilon, plan.delta, units=plan.examples) or None,
         "neighbours": (event.neighbours or Neighbours.ADD_REMOVE).value,
         "unit": "example",
         "reproducible_noise_for_tests_only": is_reproducible(event),

@@ -32,13 +32,15 @@ def confident(budget: Budget, *, teachers: int, queries: int, agreement: float =
     return rule(accounting.calibrate(lambda noise: rule(noise).event(queries), budget))
 
 
-def record(answers: Answers, delta: float) -> dict[str, Any]:
-    """What a prompt made from `answers` says about its privacy: the cost whatever the votes were."""
+def record(answers: Answers, delta: float, *, texts: int | None = None) -> dict[str, Any]:
+    """What a prompt made from `answers` about `texts` texts says about its privacy, whatever the votes were."""
+    epsilon = accounting.epsilon(answers.event, delta=delta)
     return {
         "method": "PromptPATE",
         "private": True,
-        "epsilon": accounting.epsilon(answers.event, delta=delta),
+        "epsilon": epsilon,
         "delta": delta,
+        "weak_guarantee": check.weakness(epsilon, delta, units=texts) or None,
         "neighbours": (answers.event.neighbours or Neighbours.REPLACE_ONE).value,
         "unit": answers.event.unit.value if answers.event.unit else "example",
         "reproducible_noise_for_tests_only": is_reproducible(answers.event),

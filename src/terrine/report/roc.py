@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine import files
 from terrine.errors import MissingExtra
 
 Floats = NDArray[np.float64]
@@ -80,4 +81,5 @@ def draw_roc(
     axes.grid(alpha=0.25, which="major")
     axes.legend(loc="lower right", fontsize=8)
     to.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(to, dpi=150)
+    with files.written(to, private=True) as file:  # it was made from scores of private rows
+        figure.savefig(file, format=to.suffix[1:] or None, dpi=150)

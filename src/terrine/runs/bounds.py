@@ -37,11 +37,25 @@ def event(columns: int, epsilon: float) -> Event:
     return Repeated(_quantile(0.5, columns, epsilon).event, times=2 * columns)
 
 
+def check_rows(rows: int, columns: int, epsilon: float) -> float:
+    """How far from the ends the quantiles must be, so that noise does not carry a bound far outside.
+
+    Raises:
+        InvalidArgument: there are too few rows for any such place.
+    """
+    q = max(0.01, 1.1 * _quantile(0.01, columns, epsilon).error(confidence=0.999) / rows)
+    if q > 0.25:
+        raise InvalidArgument(
+            f"--private-bounds: {rows} rows are too few for this epsilon and this many columns; want confirmed bounds"
+        )
+    return q
+
+
 def find(table: Any, schema: Schema, *, epsilon: float, seed: int | None) -> Found:
-    """Bounds for every unknown column. They cost `event`; a `seed` is for tests."""
+    """Bounds for every unknown column. They cost `event`, to be charged before; a `seed` is for tests."""
     columns = unknown(schema)
     source = SYSTEM if seed is None else Seeded(seed)
-    q = _inward(table.num_rows, _quantile(0.01, len(columns), epsilon))
+    q = check_rows(table.num_rows, len(columns), epsilon)
     found = {}
     for name in columns:
         values = [value for value in table.column(name).to_pylist() if isinstance(value, int | float)]
@@ -62,16 +76,6 @@ def applied(schema: Schema, found: Found) -> Schema:
     for name, (low, high) in found.items():
         columns[name] = Number(low, high)
     return dataclasses.replace(schema, columns=columns)
-
-
-def _inward(rows: int, mechanism: mechanisms.Quantile) -> float:
-    """How far from the ends the quantiles must be, so that noise does not carry a bound far outside."""
-    q = max(0.01, 1.1 * mechanism.error(confidence=0.999) / rows)
-    if q > 0.25:
-        raise InvalidArgument(
-            f"--private-bounds: {rows} rows are too few for this epsilon and this many columns; want confirmed bounds"
-        )
-    return q
 
 
 def _quantile(q: float, columns: int, epsilon: float) -> mechanisms.Quantile:

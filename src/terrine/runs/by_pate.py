@@ -7,6 +7,7 @@ least noise that keeps the budget. Which inputs are asked is chosen among public
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,18 @@ from torch import Tensor, nn
 
 from terrine import accounting
 from terrine.audit import attacks
-from terrine.events import Budget
-from terrine.pate import GaussianMax
+from terrine.errors import InvalidArgument
+from terrine.events import Budget, Event, Reproducible
+from terrine.pate import Answers, GaussianMax
 from terrine.pate import student as students
-from terrine.pate.run import Data, Run
+from terrine.pate.data import Data
+from terrine.pate.run import Run
+from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Seeded
 from terrine.runs import coins, recipes
 from terrine.runs.folder import Folder
 from terrine.runs.learned import Learned
-from terrine.runs.material import Material
+from terrine.runs.material import Material, Opened
 from terrine.runs.models import Architecture
 from terrine.runs.settings import Settings
 
@@ -31,44 +35,70 @@ Progress = Callable[[int, int], None] | None
 _STEPS = 600
 
 
+@dataclass(frozen=True, eq=False)
+class Labelling:
+    """One run by PATE, planned: so many labels, bought by this rule from so many teachers."""
+
+    event: Event
+    """What the whole run costs."""
+    rule: GaussianMax
+    queries: int
+    teachers: int
+    pairs: int
+    """Pairs of rows of which a coin uses one, for the audit."""
+
+
+def planned(settings: Settings, opened: Opened) -> Labelling:
+    """The labels that the settings' budget pays for.
+
+    Raises:
+        InvalidArgument: there are more teachers than rows.
+    """
+    pairs = recipes.audited(settings, opened.rows) // 2
+    kept = opened.rows - pairs
+    teachers = recipes.teachers(settings, kept)
+    if teachers > kept:
+        raise InvalidArgument(f"teachers={teachers}: want at most one for each of the {kept} rows that are used")
+    budget = Budget(settings.epsilon, recipes.delta(settings, opened.rows))
+    asked = recipes.queries(settings, teachers=teachers, available=opened.public, delta=budget.delta)
+    rule = GaussianMax(accounting.calibrate(lambda noise: GaussianMax(noise).event(asked), budget))
+    event = rule.event(asked)
+    return Labelling(event if settings.test_seed is None else Reproducible(event), rule, asked, teachers, pairs)
+
+
 def learn(
+    labelling: Labelling,
     folder: Folder,
     settings: Settings,
     material: Material,
     architecture: Architecture,
     features: Tensor,
-    account: Any,
+    receipt: Receipt,
     *,
     progress: Callable[[str], Any],
 ) -> Learned:
     """Train teachers, buy labels, train the student; or go on where the run stopped."""
     assert material.public is not None
-    count = len(material.labels)
-    pairs = recipes.audited(settings, count) // 2
+    receipt.covers(labelling.event)
+    count, pairs = len(material.labels), labelling.pairs
     tossed = coins.tossed(folder.owner / "coins.npz", examples=count, count=2 * pairs, seed=settings.test_seed)
     first, second = tossed.rows[:pairs], tossed.rows[pairs:]
     heads = tossed.heads[:pairs]
     kept = np.setdiff1d(np.arange(count), np.where(heads, second, first))
     private = Data(features.flatten(1).numpy()[kept], material.labels[kept])
     public = architecture.features(material.public)
-    budget = Budget(settings.epsilon, recipes.delta(settings, count))
-    teachers = recipes.teachers(settings, len(kept))
-    asked = recipes.queries(settings, teachers=teachers, available=len(public), delta=budget.delta)
-    public = public[torch.from_numpy(_order(public, asked))]
-    answers = _labels(folder, settings, private, public, asked, budget, account, len(material.classes), progress)
+    public = public[torch.from_numpy(_order(public, labelling.queries))]
+    answers = _labels(folder, settings, labelling, private, public, len(material.classes), receipt, progress)
     module = _student(architecture, public, answers, settings, progress)
     chosen = _score(module, features, material.labels, first) - _score(module, features, material.labels, second)
     return Learned(
         module,
-        answers.event,
-        min(accounting.epsilon(answers.event, delta=budget.delta), budget.epsilon),
-        budget.delta,
         chosen if pairs else None,
         heads if pairs else None,
         facts={
             "sampler": "none: every private row is with exactly one teacher",
-            "teachers": teachers,
-            "queries": asked,
+            "teachers": labelling.teachers,
+            "queries": labelling.queries,
             "answered": len(answers.answered),
             "examples": len(kept),
             "public_inputs": len(public),
@@ -79,31 +109,31 @@ def learn(
 def _labels(
     folder: Folder,
     settings: Settings,
+    labelling: Labelling,
     private: Data,
     public: Tensor,
-    asked: int,
-    budget: Budget,
-    account: Any,
     classes: int,
+    receipt: Receipt,
     progress: Callable[[str], Any],
-) -> Any:
+) -> Answers:
     """The answers; a run that was labelled before is not labelled again."""
-    run = Run(folder.owner / "pate")
-    if (run.folder / "labels.json").exists():
+    run = Run(folder.owner / "pate", private=True)
+    if run.has("labels.json"):
         return run.answers()
-    teachers = recipes.teachers(settings, len(private.inputs))
-    if not (run.folder / "run.json").exists():
-        run.split(private, source="terrine train", teachers=teachers, classes=classes, seed=0)
+    if not run.has("run.json"):
+        run.split(private, source="terrine train", teachers=labelling.teachers, classes=classes, seed=0)
     with progress("teachers") as shown:
         trained = run.train(private, model="logistic", progress=shown)
     run.vote(trained, Data(public.flatten(1).numpy()))
-    noise = accounting.calibrate(lambda value: GaussianMax(noise=value).event(asked), budget)
     source = SYSTEM if settings.test_seed is None else Seeded(settings.test_seed)
-    return run.label(aggregator="gaussian", fields={"noise": noise}, queries=asked, account=account, rng=source)
+    return run.label(
+        aggregator="gaussian", fields={"noise": labelling.rule.noise}, queries=labelling.queries, receipt=receipt,
+        rng=source,
+    )  # fmt: skip
 
 
 def _student(
-    architecture: Architecture, public: Tensor, answers: Any, settings: Settings, progress: Callable[[str], Any]
+    architecture: Architecture, public: Tensor, answers: Answers, settings: Settings, progress: Callable[[str], Any]
 ) -> nn.Module:
     labels = np.full(len(public), -1, dtype=np.int64)
     labels[: len(answers.labels)] = answers.labels

@@ -7,6 +7,7 @@ the rows left out, released with noise and paid for by a twentieth of epsilon, a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,72 +18,88 @@ from torch import Tensor, nn
 from terrine import mechanisms, sgd
 from terrine.audit import attacks
 from terrine.events import Budget, Event
+from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Seeded
 from terrine.runs import coins, recipes
 from terrine.runs.folder import Folder
 from terrine.runs.learned import Learned
-from terrine.runs.material import Material
+from terrine.runs.material import Material, Opened
 from terrine.runs.models import Architecture
 from terrine.runs.settings import Settings
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.private import Account
 
 SILENT = -100
 """The label of a row that adds nothing to any sum."""
 _SHARE_FOR_ACCURACY = 0.05
 
 
-def learn(
-    folder: Folder,
-    settings: Settings,
-    material: Material,
-    architecture: Architecture,
-    features: Tensor,
-    account: Account | None,
-    *,
-    quiet: bool,
-) -> Learned:
-    """Train on the private rows, or go on where the run stopped."""
-    count = len(material.labels)
-    tossed = coins.of_run(folder.owner, settings, count)
-    measured = _measured(settings) if material.test is None and len(tossed.out) else None
+@dataclass(frozen=True, eq=False)
+class Training:
+    """One run by DP-SGD, planned."""
+
+    plan: sgd.Plan
+    usual: recipes.Recipe
+    learning_rate: float
+    measured: mechanisms.Counts | None
+    """What counts right answers on rows that were left out, where nothing public measures accuracy."""
+
+    @property
+    def event(self) -> Event:
+        """What the whole run costs."""
+        return self.plan.event
+
+
+def planned(settings: Settings, opened: Opened, architecture: Architecture, before: tuple[Event, ...]) -> Training:
+    """The training that keeps the settings' budget together with what comes `before` it."""
+    count = opened.rows
+    measured = None
+    if not opened.tested and recipes.audited(settings, count):
+        measured = mechanisms.Counts(epsilon=_SHARE_FOR_ACCURACY * settings.epsilon)
     usual = recipes.recipe(settings, architecture.kind, count)
-    before = (*material.preparation, *(() if measured is None else (measured.event,)))
-    plan = _plan(settings, usual, count, before)
-    rate = settings.learning_rate or recipes.learning_rate(
-        architecture.kind, noise=plan.noise, lot=plan.lot, clip=usual.clip
-    )
-    labels = torch.from_numpy(material.labels.copy())
-    labels[torch.from_numpy(tossed.out)] = SILENT
-    module = built(architecture, settings)
-    trainer(folder.owner / "checkpoint.pt", module, plan, rate, usual, account, quiet).fit(
-        (features, labels), purpose="terrine train"
-    )
-    found = scores(module, features[torch.from_numpy(tossed.rows)], material.labels[tossed.rows])
-    return Learned(
-        module,
-        plan.event,
-        plan.epsilon,
-        plan.delta,
-        found if len(tossed.rows) else None,
-        tossed.heads if len(tossed.rows) else None,
-        facts=facts(plan, rate, usual),
-        accuracy=None
-        if measured is None
-        else _accuracy(folder, settings, measured, module, material, features, tossed),
-    )
-
-
-def _plan(settings: Settings, usual: recipes.Recipe, count: int, before: tuple[Event, ...]) -> sgd.Plan:
-    return sgd.Plan(
+    plan = sgd.Plan(
         examples=count,
         lot=usual.lot,
         epochs=usual.epochs,
         clip=usual.clip,
         budget=Budget(settings.epsilon, recipes.delta(settings, count)),
-        preparation=before,
+        preparation=(*before, *(() if measured is None else (measured.event,))),
         seed=settings.test_seed,
+    )
+    rate = settings.learning_rate or recipes.learning_rate(
+        architecture.kind, noise=plan.noise, lot=plan.lot, clip=usual.clip
+    )
+    return Training(plan, usual, rate, measured)
+
+
+def learn(
+    training: Training,
+    folder: Folder,
+    settings: Settings,
+    material: Material,
+    architecture: Architecture,
+    features: Tensor,
+    receipt: Receipt,
+    *,
+    quiet: bool,
+) -> Learned:
+    """Train on the private rows, or go on where the run stopped."""
+    receipt.covers(training.event)
+    tossed = coins.of_run(folder.owner, settings, len(material.labels))
+    labels = torch.from_numpy(material.labels.copy())
+    labels[torch.from_numpy(tossed.out)] = SILENT
+    module = built(architecture, settings)
+    checkpoint = folder.owner / "checkpoint.pt"
+    trainer(checkpoint, module, training.plan, training.learning_rate, training.usual, quiet).fit((features, labels))
+    found = scores(module, features[torch.from_numpy(tossed.rows)], material.labels[tossed.rows])
+    return Learned(
+        module,
+        found if len(tossed.rows) else None,
+        tossed.heads if len(tossed.rows) else None,
+        facts=facts(training.plan, training.learning_rate, training.usual),
+        accuracy=None
+        if training.measured is None
+        else _accuracy(folder, settings, training.measured, module, material, features, tossed),
     )
 
 
@@ -100,7 +117,6 @@ def trainer(
     plan: sgd.Plan,
     rate: float,
     usual: recipes.Recipe,
-    account: Account | None,
     quiet: bool,
 ) -> sgd.Trainer:
     """What trains `module` as planned, and goes on from `checkpoint`."""
@@ -109,7 +125,6 @@ def trainer(
         torch.optim.SGD(module.parameters(), lr=rate, momentum=usual.momentum),
         nn.CrossEntropyLoss(reduction="none", ignore_index=SILENT),
         plan,
-        account=account,
         average=Average(usual.average),
         checkpoint=Checkpoint(checkpoint, every=max(1, plan.steps // 10)),
         progress=False if quiet else None,
@@ -120,10 +135,6 @@ def scores(module: nn.Module, features: Tensor, labels: Any) -> Any:
     """How sure the module is of each row's label: what the audit attacks."""
     with torch.no_grad():
         return attacks.confidence(module(features).double().numpy(), labels) if len(labels) else np.zeros(0)
-
-
-def _measured(settings: Settings) -> mechanisms.Counts:
-    return mechanisms.Counts(epsilon=_SHARE_FOR_ACCURACY * settings.epsilon)
 
 
 def _accuracy(
@@ -138,6 +149,8 @@ def _accuracy(
     """Released once: what was drawn is kept, and read back by whoever asks again."""
     if folder.has("owner/accuracy.json"):
         return folder.read("owner/accuracy.json")
+    if not len(tossed.out):  # every coin fell on heads
+        return {"measured_on": "nothing: no row was left out by its coin"}
     with torch.no_grad():
         told = module(features[torch.from_numpy(tossed.out)]).argmax(dim=1).numpy()
     right = int((told == material.labels[tossed.out]).sum())

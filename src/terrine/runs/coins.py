@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine import files
 from terrine.audit import one_run
 from terrine.errors import InvalidArgument
 from terrine.runs import recipes
@@ -58,8 +59,6 @@ def tossed(path: Path, *, examples: int, count: int, seed: int | None) -> Coins:
     heads = np.zeros(0, dtype=np.bool_)
     if count:
         heads = one_run.coins(count) if seed is None else generator.random(count) < 0.5
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
+    with files.written(path, private=True) as file:
         np.savez(file, rows=rows, heads=heads, examples=np.array(examples))
-    part.replace(path)
     return Coins(rows, heads)

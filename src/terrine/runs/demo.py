@@ -27,7 +27,7 @@ from terrine.report.page import render, style_sheet
 from terrine.runs import baseline, coins, pages
 from terrine.runs.folder import PRIVACY, Folder
 from terrine.runs.job import train
-from terrine.runs.material import Material, gather
+from terrine.runs.material import Material, open_data
 from terrine.runs.settings import Settings
 from terrine.runs.trained import load
 
@@ -57,7 +57,7 @@ def demonstrate(out: Path, *, progress: Callable[[str], Any], quiet: bool = Fals
     """Make every run anew in `out`, and the page `out/report.html`."""
     out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(out / "runs", ignore_errors=True)
-    material = gather(Settings(epsilon=1.0, data="digits", method="pate"))
+    material = open_data(Settings(epsilon=1.0, data="digits", method="pate")).look({})
     assert material.test is not None
     rows = [_by_sgd(out, epsilon, material, progress, quiet) for epsilon in EPSILONS]
     rows.insert(0, _baseline(out, material))

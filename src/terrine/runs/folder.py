@@ -1,28 +1,51 @@
-"""A run's folder: what lies where, written whole or not at all.
+"""A run's folder: what lies where, for whose eyes, written whole or not at all.
 
-run.json             what was asked for (public)
-privacy.json         the claim: events, certified epsilon, delta, unit, neighbours, sampler, versions (public)
-model.safetensors    the trained weights; model.json says how to build and feed them (public)
-model_card.md        the model in words (public)
-results.json         accuracies, and what each was measured on (public)
-report.html          the page for the data owner and the privacy officer; holds the audit's findings
-audit/               the audit's scores and coins: private, as the data is
-owner/               checkpoint, coins, teachers: private, not needed once the run is over
+run.json             what was asked for                                                                   public
+privacy.json         the claim: events, certified epsilon, delta, unit, neighbours, sampler, versions     public
+model.safetensors    the trained weights; model.json says how to build and feed them                      public
+model_card.md        the model in words                                                                   public
+results.json         accuracies, and what each was measured on                                            public
+report.html          the page for the data owner and the privacy officer: holds the audit's findings      private
+audit/               the audit's scores and coins: private, as the data is                                private
+owner/               receipt, checkpoint, coins, teachers: not needed once the run is over                private
+
+Public files are 0644 and may be handed on; private ones are 0600. The folder itself, as every folder in it, is 0700.
 """
 
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from terrine import files
 from terrine.errors import InvalidArgument
 from terrine.runs.settings import Settings
 
 MODEL, WEIGHTS, PRIVACY, RESULTS = "model.json", "model.safetensors", "privacy.json", "results.json"
 REPORT, CARD, ASKED = "report.html", "model_card.md", "run.json"
+RECEIPT = "owner/receipt.json"
+PUBLIC_FILES = frozenset({ASKED, PRIVACY, WEIGHTS, MODEL, CARD, RESULTS})
+"""What may be handed on: it was paid for, or made without a look at the rows."""
+PRIVATE_FILES = frozenset({REPORT})
+"""What stays with the owner, beside all that lies in `PRIVATE_FOLDERS`."""
+PRIVATE_FOLDERS = frozenset({"owner", "audit"})
 _BEGUN = {"owner", f".{ASKED}.part"}  # all that is left of a run that ended before it could write what was asked for
+
+
+def is_private(name: str) -> bool:
+    """Whether a file of a run's folder is the owner's alone.
+
+    Raises:
+        KeyError: nobody has decided that.
+    """
+    if name in PUBLIC_FILES:
+        return False
+    if name in PRIVATE_FILES or Path(name).parts[0] in PRIVATE_FOLDERS:
+        return True
+    raise KeyError(f"{name}: in neither list of terrine.runs.folder")
 
 
 class Folder:
@@ -32,8 +55,8 @@ class Folder:
         self.path = Path(path)
         self.owner = self.path / "owner"
 
-    def begin(self, settings: Settings) -> None:
-        """Take the folder for this run, or go on with it where it is this run's already.
+    def check(self, settings: Settings) -> None:
+        """Refuse a folder that cannot become, or go on with, this run; nothing is written.
 
         Raises:
             InvalidArgument: the folder holds another run, or something else.
@@ -50,15 +73,31 @@ class Folder:
                 )
         elif self.path.is_dir() and {path.name for path in self.path.iterdir()} - _BEGUN:
             raise InvalidArgument(f"{self.path} holds files that are not of a run: want a new or empty folder")
+
+    def begin(self, settings: Settings) -> None:
+        """Take the folder for this run, or go on with it where it is this run's already.
+
+        Raises:
+            InvalidArgument: the folder holds another run, or something else.
+        """
+        self.check(settings)
+        if not (self.path / ASKED).exists():
+            self.make()
+            self.write(ASKED, settings.as_dict())
+
+    def make(self) -> None:
+        """Make the folder and its private part.
+
+        Raises:
+            InvalidArgument: they cannot be made.
+        """
         try:
-            self.owner.mkdir(parents=True, exist_ok=True)
-            self.owner.chmod(0o700)
+            files.private_folder(self.path)
+            files.private_folder(self.owner)
         except OSError as error:
             raise InvalidArgument(
                 f"{self.path}: the folder could not be made ({error.strerror}); want a place that may be written"
             ) from error
-        if not (self.path / ASKED).exists():
-            self.write(ASKED, settings.as_dict())
 
     @property
     def done(self) -> bool:
@@ -91,16 +130,17 @@ class Folder:
 
     def write_text(self, name: str, text: str) -> None:
         """A file, whole or not at all."""
+        with self.written(name) as file:
+            file.write(text.encode())
+
+    @contextmanager
+    def written(self, name: str) -> Iterator[IO[bytes]]:
+        """A file to write, whole or not at all, readable by whom it is for."""
         target = self.path / name
-        part = target.with_name(f".{target.name}.part")
         try:
-            with part.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
+            with files.written(target, private=is_private(name)) as file:
+                yield file
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise InvalidArgument(
                 f"{target}: could not be written ({error.strerror}); make room and give the same command to go on"
             ) from error

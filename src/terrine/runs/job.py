@@ -14,16 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from terrine import __version__, accounting, check
+from terrine import __version__, accounting, files
 from terrine.audit import folder as audit_files
 from terrine.errors import InvalidArgument
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
-from terrine.runs import baseline, by_pate, by_sgd, recipes, trained, tuning, whitened
-from terrine.runs.folder import PRIVACY, RESULTS, Folder
+from terrine.receipts import Charged, Payment, Receipt, paid
+from terrine.runs import baseline, bounds, by_pate, by_sgd, planning, trained, tuning, whitened
+from terrine.runs.folder import PRIVACY, RECEIPT, RESULTS, Folder
 from terrine.runs.learned import Learned
-from terrine.runs.material import Integers, Material, gather
+from terrine.runs.material import Integers, Material, Opened, open_data
 from terrine.runs.models import Architecture
+from terrine.runs.planning import RunPlan
 from terrine.runs.settings import Settings
 
 Progress = Callable[[str], Any]
@@ -39,27 +41,38 @@ def train(
     settings: Settings,
     out: str | Path,
     *,
-    account: Any = None,
+    account: Charged | None = None,
+    purpose: str = "terrine train",
+    by: str = "terrine.runs",
+    head: Callable[[], str] | None = None,
     progress: Progress = _silent,
     quiet: bool = True,
 ) -> Folder:
     """Train as the settings say, into the folder `out`; a run that is over is left as it is.
 
     Guarantee: the model, privacy.json, results.json and the model card cost at most the event in privacy.json, which
-    the account is charged for before training. The report and audit/ hold the audit's findings about private rows:
-    they are for the data owner.
+    the account is charged for before anything is drawn, written or looked at; all that is known before are the number
+    of rows and the columns. `head` asks the account's ledger for its head, which goes into the report. The report and
+    audit/ hold the audit's findings about private rows: they are for the data owner.
 
     Raises:
         InvalidArgument: the data, the settings or the folder do not fit.
-        BudgetExceeded: the account has not enough left; nothing was trained.
+        BudgetExceeded: the account has not enough left; nothing was trained, and nothing is left behind.
     """
     folder = Folder(out)
-    material = gather(settings, folder.read(_BOUNDS) if folder.has(_BOUNDS) else None)
-    check_material(material)
-    architecture = _architecture(settings, material)
+    folder.check(settings)
+    if folder.done:
+        tuning.forget(folder)
+        return folder
+    opened = open_data(settings)
+    plan = planning.plan(settings, opened)
+    with files.unmade_if_refused(folder.owner):
+        if not folder.has(RECEIPT):
+            folder.make()
+        receipt = paid(folder.path / RECEIPT, plan.event, Payment(account, purpose, by, head))
     folder.begin(settings)
     try:
-        _train(folder, settings, material, architecture, account, progress, quiet)
+        _train(folder, plan, opened, receipt, progress, quiet)
     except OSError as error:
         reason = error.strerror or error
         raise InvalidArgument(
@@ -68,47 +81,45 @@ def train(
     return folder
 
 
-def _train(
-    folder: Folder,
-    settings: Settings,
-    material: Material,
-    architecture: Architecture,
-    account: Any,
-    progress: Progress,
-    quiet: bool,
-) -> None:
-    if material.found is not None and not folder.has(_BOUNDS):
-        folder.write(_BOUNDS, dict(material.found))
-    if folder.done:
-        tuning.forget(folder)
-        return
+def _train(folder: Folder, plan: RunPlan, opened: Opened, receipt: Receipt, progress: Progress, quiet: bool) -> None:
+    """Every step after the charge; what was drawn before is read back, not drawn again."""
+    settings, architecture = plan.settings, plan.architecture
+    if plan.bounds is not None and not folder.has(_BOUNDS):
+        receipt.covers(plan.bounds)
+        folder.write(_BOUNDS, dict(opened.find()))
+    material = _looked_at(opened, folder.read(_BOUNDS) if plan.bounds is not None else {}, receipt)
     with progress("features") as shown:
         features = architecture.features(material.inputs, shown)
     if architecture.whitened:
-        architecture, features = whitened.prepare(folder, settings, architecture, features)
-        material = replace(material, preparation=(*material.preparation, *architecture.cost))
-    if settings.method == "pate":
-        learned = by_pate.learn(folder, settings, material, architecture, features, account, progress=progress)
-    else:
-        way = by_sgd.learn if settings.tune is None else tuning.learn
-        learned = way(folder, settings, material, architecture, features, account, quiet=quiet)
+        architecture, features = whitened.prepare(folder, settings, architecture, features, receipt)
+    where = (folder, settings, material, architecture, features, receipt)
+    match plan.method:
+        case by_pate.Labelling() as labelling:
+            learned = by_pate.learn(labelling, *where, progress=progress)
+        case tuning.Tuning() as tuned:
+            learned = tuning.learn(tuned, *where, quiet=quiet)
+        case by_sgd.Training() as training:
+            learned = by_sgd.learn(training, *where, quiet=quiet)
     if architecture.whitened:
         learned = replace(learned, facts=learned.facts | whitened.facts(settings, len(features)))
-    _keep(folder, settings, material, architecture, learned, features)
+    _keep(folder, plan, receipt, material, architecture, learned, features)
     tuning.forget(folder)
 
 
-def check_material(material: Material) -> None:
-    """Refuse rows that nothing can be learned from."""
-    if len(material.labels) < 10:
-        raise check.refuse("rows", len(material.labels), "at least 10 private rows")
-    if not np.isfinite(material.inputs).all():
-        raise check.refuse("inputs", "values that are not finite", "numbers")
+def _looked_at(opened: Opened, found: bounds.Found, receipt: Receipt) -> Material:
+    """The rows. What is wrong with their values is said after the charge: before, it would be an answer for free."""
+    try:
+        return opened.look(found)
+    except InvalidArgument as error:
+        if receipt.account is None:
+            raise
+        raise InvalidArgument(f"{error}; the run is charged already: mend that and give the same command") from None
 
 
 def _keep(
     folder: Folder,
-    settings: Settings,
+    plan: RunPlan,
+    receipt: Receipt,
     material: Material,
     architecture: Architecture,
     learned: Learned,
@@ -116,29 +127,31 @@ def _keep(
 ) -> None:
     learned.module.eval()
     trained.save(folder, architecture, learned.module, material.classes, material.schema)
-    folder.write(PRIVACY, claim(learned, settings))
+    folder.write(PRIVACY, claim(plan, receipt, learned))
     if learned.scores is not None and learned.included is not None:
         audit_files.write_canaries(folder.path, learned.scores, learned.included)
-    folder.write(RESULTS, _results(settings, material, architecture, learned, features))
+    folder.write(RESULTS, _results(plan.settings, material, architecture, learned, features))
 
 
-def claim(learned: Learned, settings: Settings) -> dict[str, Any]:
+def claim(plan: RunPlan, receipt: Receipt, learned: Learned) -> dict[str, Any]:
     """What privacy.json says."""
-    found = accounting.bounds(learned.event, delta=learned.delta)
-    seeded = is_reproducible(learned.event)
+    event, delta = plan.event, plan.budget.delta
+    found = accounting.bounds(event, delta=delta)
     return {
-        "epsilon": learned.epsilon,
-        "delta": learned.delta,
-        "epsilon_certified": {"lower": found.lower, "upper": min(found.upper, learned.epsilon)},
-        "unit": settled_unit(learned.event).value,
-        "neighbours": settled_neighbours(learned.event).value,
-        "method": {"sgd": "DP-SGD", "pate": "PATE"}[settings.method],
+        "epsilon": plan.epsilon,
+        "delta": delta,
+        "epsilon_certified": {"lower": found.lower, "upper": min(found.upper, plan.epsilon)},
+        "weak_guarantee": plan.weakness or None,
+        "unit": settled_unit(event).value,
+        "neighbours": settled_neighbours(event).value,
+        "method": {"sgd": "DP-SGD", "pate": "PATE"}[plan.settings.method],
         **learned.facts,
-        "generator": "SEEDED, FOR TESTS ONLY: not private" if seeded else "operating system (and ChaCha20 from it)",
-        "reproducible_noise_for_tests_only": seeded,
+        "generator": plan.generator,
+        "reproducible_noise_for_tests_only": is_reproducible(event),
+        "ledger": None if receipt.account is None else receipt.record(),
         "public_facts": "the number of rows, the schema and the names of the classes count as public",
         "versions": _versions(),
-        "events": {"terrine-events": 1, "event": to_dict(learned.event)},
+        "events": {"terrine-events": 1, "event": to_dict(event)},
     }
 
 
@@ -176,14 +189,6 @@ def _accuracy(module: nn.Module, features: Tensor, labels: Integers) -> float:
     with torch.no_grad():
         told = torch.cat([module(part).argmax(dim=1) for part in torch.split(features, 1000)]).numpy()
     return float((told == labels).mean())
-
-
-def _architecture(settings: Settings, material: Material) -> Architecture:
-    """The model asked for, or the usual one."""
-    shape = material.shape
-    name = settings.model or ("linear" if len(shape) == 1 else "scatter-linear")
-    whitens = recipes.whitens(settings, name, shape, len(material.labels))
-    return Architecture(name, shape, len(material.classes), whitened=whitens)
 
 
 def _versions() -> dict[str, str]:

@@ -1,26 +1,30 @@
 """What a run learns from: private rows with labels, and whatever needs no protection.
 
+Data are opened first: how many rows there are, what shape an input has, which classes. These facts are public, and all
+that a plan and its price are made of. `Opened.material` then looks at the rows: after the charge.
+
 Of a named data set the training part plays the private data. Its published test part needs no protection: accuracy
 is measured on it, and PATE's student learns from the inputs of its first half (and is then measured on the second).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine import datasets, tables
+from terrine import check, datasets, tables
 from terrine.errors import InvalidArgument
-from terrine.events import Event
 from terrine.runs import bounds
 from terrine.runs.settings import Settings
 
 Integers = NDArray[np.int64]
 _DIGITS_FOR_TESTING = 597
+_LEAST_ROWS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,26 +38,45 @@ class Material:
     test: tuple[NDArray[Any], Integers] | None = None
     public: NDArray[Any] | None = None
     schema: tables.Schema | None = None
-    found: bounds.Found | None = None
-    """Bounds that were found privately."""
-    preparation: tuple[Event, ...] = ()
-    """What was paid for them."""
     published: bool = False
     """Whether the private rows are in truth a published data set, so that a baseline may be shown."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
-        return tuple(self.inputs.shape[1:])
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A run's data, opened and not looked at: its public facts, and the way to the rows.
+
+    Raises:
+        InvalidArgument: there are too few rows.
+    """
+
+    rows: int
+    shape: tuple[int, ...]
+    """The shape of one input."""
+    classes: int
+    tested: bool
+    """Whether there are rows that need no protection, to measure accuracy on."""
+    public: int = 0
+    """How many public inputs there are for a student."""
+    unbounded: int = 0
+    """How many columns are to be bounded privately."""
+    look: Callable[[bounds.Found], Material] = field(repr=False, kw_only=True)
+    """The material, encoded with bounds that were found privately; to be called after the charge."""
+    find: Callable[[], bounds.Found] = field(repr=False, kw_only=True, default=dict)
+    """Find those bounds: this draws, after the charge."""
+
+    def __post_init__(self) -> None:
+        if self.rows < _LEAST_ROWS:
+            raise check.refuse("rows", self.rows, f"at least {_LEAST_ROWS} private rows")
 
 
-def gather(settings: Settings, found: bounds.Found | None = None) -> Material:
-    """The material that the settings name; `found` are the private bounds of a run that was begun before.
+def open_data(settings: Settings) -> Opened:
+    """The data that the settings name.
 
     Raises:
         InvalidArgument: a file is missing or is not what it should be, or the schema is not confirmed.
     """
-    return _of_table(settings, found) if settings.table is not None else _of_set(settings)
+    return _of_table(settings) if settings.table is not None else _of_set(settings)
 
 
 def schema_path(table: str | Path) -> Path:
@@ -62,7 +85,7 @@ def schema_path(table: str | Path) -> Path:
     return path.with_name(f"{path.stem}.schema.toml")
 
 
-def _of_set(settings: Settings) -> Material:
+def _of_set(settings: Settings) -> Opened:
     assert settings.data is not None
     load: dict[str, Any] = {
         "digits": lambda: datasets.digits(test=_DIGITS_FOR_TESTING),
@@ -75,42 +98,56 @@ def _of_set(settings: Settings) -> Material:
     classes = ("<=50K", ">50K") if settings.data == "adult" else tuple(str(one) for one in range(10))
     half = len(found.test) // 2
     pate = settings.method == "pate"
-    tested = (found.test[half:], found.test_labels[half:]) if pate else (found.test, found.test_labels)
-    return Material(
+    material = Material(
         settings.data,
         found.train,
         found.train_labels,
         classes,
-        test=tested,
+        test=(found.test[half:], found.test_labels[half:]) if pate else (found.test, found.test_labels),
         public=found.test[:half] if pate else None,
         published=True,
     )
+    return Opened(
+        len(found.train), tuple(found.train.shape[1:]), len(classes), True, half if pate else 0, look=lambda _: material
+    )
 
 
-def _of_table(settings: Settings, found: bounds.Found | None) -> Material:
+def _of_table(settings: Settings) -> Opened:
     assert settings.table is not None
     assert settings.label is not None
     table = tables.read(settings.table)
-    tables.column_of(table, settings.label)
-    schema, preparation = _schema(settings), ()  # type: tables.Schema, tuple[Event, ...]
-    if settings.private_bounds and (columns := bounds.unknown(schema)):
-        if found is None:
-            found = bounds.find(table, schema, epsilon=settings.epsilon, seed=settings.test_seed)
-        schema, preparation = bounds.applied(schema, found), (bounds.event(len(columns), settings.epsilon),)
+    tables.check_label(table, settings.label)
+    schema = _schema(settings)
     test = None if settings.test is None else tables.read(settings.test)
     public = None if settings.public is None else tables.read(settings.public)
     if settings.method == "pate" and public is None:
         raise InvalidArgument("--method pate on a table: want --public with rows that need no protection")
-    return Material(
-        Path(settings.table).name,
-        schema.encode(table),
-        schema.labels(table),
-        schema.classes,
-        test=None if test is None else (schema.encode(test), schema.labels(test)),
-        public=None if public is None else schema.encode(public),
-        schema=schema,
-        found=found,
-        preparation=preparation,
+    for one in (table, test, public):
+        if one is not None:
+            schema.check_columns(one)
+    tested = None if test is None else schema.labels(test)
+
+    def look(found: bounds.Found) -> Material:
+        known = bounds.applied(schema, found) if settings.private_bounds else schema
+        return Material(
+            Path(settings.table or "").name,
+            known.encode(table),
+            known.labels(table),
+            known.classes,
+            test=None if tested is None else (known.encode(test), tested),
+            public=None if public is None else known.encode(public),
+            schema=known,
+        )
+
+    return Opened(
+        table.num_rows,
+        (schema.width,),
+        len(schema.classes),
+        tested=test is not None,
+        public=0 if public is None else public.num_rows,
+        unbounded=len(bounds.unknown(schema)) if settings.private_bounds else 0,
+        look=look,
+        find=lambda: bounds.find(table, schema, epsilon=settings.epsilon, seed=settings.test_seed),
     )
 
 

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terrine import check
-from terrine.events import Event
 from terrine.sgd import architectures
 from terrine.sgd.whitening import Whitening
 
@@ -93,11 +92,6 @@ class Architecture:
         if len(self.shape) == 1:
             return Ways(power=1.0, keep=self.shape[0], blur=0.0)
         return Ways(power=0.7, keep=min(self._channels, 40), blur=0.15)
-
-    @property
-    def cost(self) -> tuple[Event, ...]:
-        """What its whitening cost; nothing where there is none."""
-        return () if self.whitening is None else (self.whitening.event,)
 
     @property
     def _scales(self) -> int:

@@ -90,7 +90,7 @@ def _shown(folder: Folder, privacy: Any, results: Any, event: Event, curve: Any)
     bars = _bars(results)
     return {
         "style": Markup(style_sheet()),
-        "facts": [(title, _plain(privacy[key])) for key, title in _KEYS.items() if key in privacy],
+        "facts": _facts(privacy),
         "epsilon_figure": Markup(figures.epsilon_over_training([share * whole for share in shares], curves, unit=unit)),
         "progress_unit": unit,
         "trade_figure": Markup(
@@ -113,6 +113,14 @@ def _shown(folder: Folder, privacy: Any, results: Any, event: Event, curve: Any)
         if not privacy["reproducible_noise_for_tests_only"]
         else "The command with its seed makes the same model again, which is why it is not private.",
     }
+
+
+def _facts(privacy: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was done, and where it was charged, for whoever checks the ledger."""
+    facts, ledger = [(title, _plain(privacy[key])) for key, title in _KEYS.items() if key in privacy], privacy["ledger"]
+    if ledger is None:
+        return [*facts, ("ledger", "none: nothing adds this run's cost to that of others on the same data")]
+    return [*facts, ("ledger charge", str(ledger["charge"])), ("ledger head after it", str(ledger["head"]))]
 
 
 def _about(results: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +182,7 @@ def _hidden(privacy: dict[str, Any]) -> list[str]:
         ]
     return [
         "How many gradients were clipped, and training losses: they were not released by the plan.",
-        "Lots and noise: they were drawn by the operating system's generator and forgotten.",
+        "Lots and noise, and the key that they were drawn from: forgotten when the run was over.",
     ]
 
 

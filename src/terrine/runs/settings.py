@@ -46,6 +46,8 @@ class Settings:
     """Find the bounds that the schema does not confirm privately, for a tenth of epsilon."""
     audit: int | None = None
     """How many private rows a fair coin leaves in or out for the audit; None chooses, 0 is no audit."""
+    weak_guarantee: bool = False
+    """Train also where epsilon is above 20 or delta is not below 1/rows: a guarantee that means little."""
     test_seed: int | None = None
     """For tests only: lots, coins and noise from a seed; the event is stamped so."""
 

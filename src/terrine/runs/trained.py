@@ -64,7 +64,7 @@ class Trained:
 
 def save(folder: Folder, architecture: Architecture, module: nn.Module, classes: tuple[str, ...], schema: Any) -> None:
     """Write the weights, the whitening with them, and how to build and feed the model."""
-    whitened.save(folder.path / WEIGHTS, module.state_dict(), architecture.whitening)
+    whitened.save(folder, WEIGHTS, module.state_dict(), architecture.whitening)
     record = {
         "model": architecture.name,
         "shape": list(architecture.shape),

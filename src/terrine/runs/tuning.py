@@ -26,18 +26,31 @@ from terrine.errors import InvalidArgument
 from terrine.events import Budget, Composed, Event, NegativeBinomialCount, OneOf, RandomStopping
 from terrine.mechanisms.exact import below
 from terrine.mechanisms.stopping import draw_count
+from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Seeded, Source
 from terrine.runs import by_sgd, coins, recipes
 from terrine.runs.folder import Folder
 from terrine.runs.learned import Learned
-from terrine.runs.material import Material
+from terrine.runs.material import Material, Opened
 from terrine.runs.models import Architecture
 from terrine.runs.settings import Settings
-from terrine.sgd.private import Account
 
 _STATE, _HELD = "owner/tuning.json", "owner/held.npy"
 _SHARE_FOR_SCORES = 0.1
 _LEAST_HELD = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """The best of several runs by DP-SGD, planned."""
+
+    event: Event
+    """What the whole run costs."""
+    plans: dict[int, sgd.Plan]
+    """For every lot, the plan of one of the runs."""
+    count: NegativeBinomialCount
+    scored: mechanisms.Counts
+    usual: recipes.Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,32 +59,26 @@ class _Tuned:
 
     folder: Folder
     settings: Settings
+    tuning: Tuning
     architecture: Architecture
     features: Tensor
     labels: NDArray[np.int64]
     silent: NDArray[np.int64]
     held: NDArray[np.int64]
-    usual: recipes.Recipe
-    plans: dict[int, sgd.Plan]
-    scored: mechanisms.Counts
+    receipt: Receipt
     quiet: bool
 
 
-def learn(
-    folder: Folder,
-    settings: Settings,
-    material: Material,
-    architecture: Architecture,
-    features: Tensor,
-    account: Account | None,
-    *,
-    quiet: bool,
-) -> Learned:
-    """Train the best of about `settings.tune` candidates, or go on where the run stopped."""
+def planned(settings: Settings, opened: Opened, architecture: Architecture, before: tuple[Event, ...]) -> Tuning:
+    """The tuning of about `settings.tune` runs that keeps the settings' budget together with what comes `before` it.
+
+    Raises:
+        InvalidArgument: there are too few rows to measure candidates on.
+    """
     assert settings.tune is not None
-    rows = len(material.labels)
-    tossed = coins.of_run(folder.owner, settings, rows)
-    held = _held(folder, rows, tossed, settings.test_seed)
+    rows = opened.rows
+    if (held := _held_rows(settings, rows)) < _LEAST_HELD:
+        raise InvalidArgument(f"--tune: {held} rows to measure candidates on; want at least {_LEAST_HELD}")
     usual = recipes.recipe(settings, architecture.kind, rows)
     scored = mechanisms.Counts(epsilon=_SHARE_FOR_SCORES * settings.epsilon)
     budget = Budget(settings.epsilon, recipes.delta(settings, rows))
@@ -90,27 +97,42 @@ def learn(
     def whole(once: float) -> Event:
         runs = [plan.event for plan in plans(once).values()]
         best = RandomStopping(runs[0] if len(runs) == 1 else OneOf(runs), count)
-        return Composed([*material.preparation, best]) if material.preparation else best
+        return Composed([*before, best]) if before else best
 
     once = accounting.calibrate(whole, budget, over=_once(settings.epsilon))
-    event = whole(once)
+    return Tuning(whole(once), plans(once), count, scored, usual)
+
+
+def learn(
+    tuning: Tuning,
+    folder: Folder,
+    settings: Settings,
+    material: Material,
+    architecture: Architecture,
+    features: Tensor,
+    receipt: Receipt,
+    *,
+    quiet: bool,
+) -> Learned:
+    """Train the best of about `settings.tune` candidates, or go on where the run stopped."""
+    receipt.covers(tuning.event)
+    rows = len(material.labels)
+    tossed = coins.of_run(folder.owner, settings, rows)
+    held = _held(folder, settings, rows, tossed)
     silent = np.concatenate([tossed.out, held])
     tuned = _Tuned(
-        folder, settings, architecture, features, material.labels, silent, held, usual, plans(once), scored, quiet
+        folder, settings, tuning, architecture, features, material.labels, silent, held, receipt, quiet
     )  # fmt: skip
-    state = _begun(tuned, event, count, account)
+    state = _begun(tuned)
     place = _best_place(tuned, state)
     module, candidate = _trained(tuned, state, place)
     return Learned(
         module,
-        event,
-        accounting.epsilon(event, delta=budget.delta),
-        budget.delta,
         by_sgd.scores(module, features[torch.from_numpy(tossed.rows)], material.labels[tossed.rows])
         if len(tossed.rows)
         else None,
         tossed.heads if len(tossed.rows) else None,
-        facts=_facts(tuned, candidate, count),
+        facts=_facts(tuned, candidate),
         accuracy=_accuracy(tuned, state["scores"][place]) if material.test is None else None,
     )
 
@@ -126,31 +148,31 @@ def _once(epsilon: float) -> Search:
     return Search(low=1.5 * _SHARE_FOR_SCORES * epsilon, high=epsilon, start=0.5 * epsilon, private_end_is_high=False)
 
 
-def _held(folder: Folder, rows: int, tossed: coins.Coins, seed: int | None) -> NDArray[np.int64]:
-    """A fifth of the rows, none of them audited, to measure candidates on; which ones may be known."""
+def _held_rows(settings: Settings, rows: int) -> int:
+    """How many rows candidates are measured on: a fifth, none of them audited."""
+    return min(rows // 5, rows - recipes.audited(settings, rows))
+
+
+def _held(folder: Folder, settings: Settings, rows: int, tossed: coins.Coins) -> NDArray[np.int64]:
+    """The rows to measure candidates on; which ones may be known."""
     path = folder.path / _HELD
     if not path.exists():
         others = np.setdiff1d(np.arange(rows), tossed.rows)
-        drawn = np.sort(np.random.default_rng(seed).permutation(others)[: rows // 5]).astype(np.int64)
-        if len(drawn) < _LEAST_HELD:
-            raise InvalidArgument(f"--tune: {len(drawn)} rows to measure candidates on; want at least {_LEAST_HELD}")
-        part = path.with_name(f".{path.name}.part.npy")
-        np.save(part, drawn)
-        part.replace(path)
+        drawn = np.random.default_rng(settings.test_seed).permutation(others)[: _held_rows(settings, rows)]
+        with folder.written(_HELD) as file:
+            np.save(file, np.sort(drawn).astype(np.int64))
     found: NDArray[np.int64] = np.load(path, allow_pickle=False)
     return found
 
 
-def _begun(tuned: _Tuned, event: Event, count: NegativeBinomialCount, account: Account | None) -> dict[str, Any]:
-    """What was drawn for this run: read where it was begun before; otherwise charged for, drawn and kept."""
+def _begun(tuned: _Tuned) -> dict[str, Any]:
+    """What was drawn for this run: read where it was begun before; otherwise drawn and kept."""
     if tuned.folder.has(_STATE):
         return tuned.folder.read(_STATE)
-    if account is not None:
-        account.charge(event, purpose="terrine train --tune", by="terrine.runs")
     rng = _source(tuned.settings, 0)
-    noises = {lot: plan.noise for lot, plan in tuned.plans.items()}
-    grid = recipes.candidates(tuned.settings, tuned.architecture.kind, tuned.usual, noises=noises)
-    drawn = [below(len(grid), rng) for _ in range(draw_count(count, rng))]
+    noises = {lot: plan.noise for lot, plan in tuned.tuning.plans.items()}
+    grid = recipes.candidates(tuned.settings, tuned.architecture.kind, tuned.tuning.usual, noises=noises)
+    drawn = [below(len(grid), rng) for _ in range(draw_count(tuned.tuning.count, rng))]
     state = {"candidates": [list(grid[place]) for place in drawn], "scores": []}
     tuned.folder.write(_STATE, state)
     return state
@@ -164,7 +186,7 @@ def _best_place(tuned: _Tuned, state: dict[str, Any]) -> int:
         with torch.no_grad():
             told = module(tuned.features[torch.from_numpy(tuned.held)]).argmax(dim=1).numpy()
         right = int((told == tuned.labels[tuned.held]).sum())
-        noisy = tuned.scored.release(right, rng=_source(tuned.settings, place + 1)).value
+        noisy = tuned.tuning.scored.release(right, rng=_source(tuned.settings, place + 1)).value
         scores.append(int(np.asarray(noisy).reshape(-1)[0]))
         tuned.folder.write(_STATE, state)
         best = scores.index(max(scores))
@@ -178,12 +200,13 @@ def _trained(tuned: _Tuned, state: dict[str, Any], place: int) -> tuple[nn.Modul
     """One run, trained to its end; read back where it was trained before."""
     candidate = recipes.Candidate(*state["candidates"][place])
     seed = None if tuned.settings.test_seed is None else tuned.settings.test_seed + 1000 * (place + 1)
-    plan = replace(tuned.plans[candidate.lot], clip=candidate.clip, epochs=None, budget=None, seed=seed)
+    plan = replace(tuned.tuning.plans[candidate.lot], clip=candidate.clip, epochs=None, budget=None, seed=seed)
+    tuned.receipt.covers(plan.event)
     labels = torch.from_numpy(tuned.labels.copy())
     labels[torch.from_numpy(tuned.silent)] = by_sgd.SILENT
     module = by_sgd.built(tuned.architecture, tuned.settings)
     by_sgd.trainer(
-        _checkpoint(tuned, place), module, plan, candidate.learning_rate, tuned.usual, None, tuned.quiet
+        _checkpoint(tuned, place), module, plan, candidate.learning_rate, tuned.tuning.usual, tuned.quiet
     ).fit((tuned.features, labels))
     return module, candidate
 
@@ -203,13 +226,13 @@ def _accuracy(tuned: _Tuned, score: int) -> dict[str, Any]:
         "rows": rows,
         "measured_on": "private rows that were not trained on; the noisy count that chose among the candidates, so "
         "rather high; paid for",
-        "off_by_at_most": tuned.scored.error(confidence=0.95) / rows,
+        "off_by_at_most": tuned.tuning.scored.error(confidence=0.95) / rows,
     }
 
 
-def _facts(tuned: _Tuned, candidate: recipes.Candidate, count: NegativeBinomialCount) -> dict[str, Any]:
-    usual = replace(tuned.usual, clip=candidate.clip)
-    return by_sgd.facts(tuned.plans[candidate.lot], candidate.learning_rate, usual) | {
+def _facts(tuned: _Tuned, candidate: recipes.Candidate) -> dict[str, Any]:
+    usual, count = replace(tuned.tuning.usual, clip=candidate.clip), tuned.tuning.count
+    return by_sgd.facts(tuned.tuning.plans[candidate.lot], candidate.learning_rate, usual) | {
         "tuning": f"the best of a secret number of runs, {count.mean:g} expected (logarithmic), by a noisy count of "
         f"right answers on {len(tuned.held)} held-out private rows; learning rate, clip and lot drawn at random",
         "tuned_runs_expected": count.mean,

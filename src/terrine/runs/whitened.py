@@ -14,29 +14,38 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import save as as_bytes
 from torch import Tensor
 
-from terrine.errors import InvalidArgument
+from terrine.events import Event
 from terrine.events.codec import from_dict, to_dict
+from terrine.receipts import Receipt
 from terrine.runs import coins, recipes
 from terrine.runs.folder import Folder
 from terrine.runs.models import Architecture
 from terrine.runs.settings import Settings
-from terrine.sgd.whitening import Whitening, private_whitening
+from terrine.sgd.whitening import Whitening, private_whitening, whitening_event
 
-_KEPT = "whitening.safetensors"
+_KEPT = "owner/whitening.safetensors"
+
+
+def event(settings: Settings, architecture: Architecture, examples: int) -> Event:
+    """What whitening costs, known before it is done."""
+    noise = recipes.whitening_noise(settings, examples)
+    return whitening_event(
+        mean_noise=noise.mean, noise=noise.moments, power=architecture.ways.power, seed=settings.test_seed
+    )
 
 
 def prepare(
-    folder: Folder, settings: Settings, architecture: Architecture, features: Tensor
+    folder: Folder, settings: Settings, architecture: Architecture, features: Tensor, receipt: Receipt
 ) -> tuple[Architecture, Tensor]:
     """The architecture with its whitening, and the features whitened; released now, or read back."""
-    path = folder.owner / _KEPT
-    if not path.exists():
-        save(path, {}, _released(folder, settings, architecture, features))
-    whitening = read(path)[1]
+    receipt.covers(event(settings, architecture, len(features)))
+    if not folder.has(_KEPT):
+        save(folder, _KEPT, {}, _released(folder, settings, architecture, features))
+    whitening = read(folder.path / _KEPT)[1]
     assert whitening is not None
     return replace(architecture, whitening=whitening), whitening(features)
 
@@ -59,22 +68,15 @@ def facts(settings: Settings, examples: int) -> dict[str, str]:
     }
 
 
-def save(path: Path, weights: Mapping[str, Tensor], whitening: Whitening | None) -> None:
+def save(folder: Folder, name: str, weights: Mapping[str, Tensor], whitening: Whitening | None) -> None:
     """A module's weights and its whitening in one file, whole or not at all."""
     tensors = {name: value.detach().contiguous() for name, value in weights.items()}
     words: dict[str, str] = {}
     if whitening is not None:
         tensors |= {"whitening.mean": whitening.mean, "whitening.channels": whitening.channels}
         words = {"whitening": json.dumps({"blur": whitening.blur, "event": to_dict(whitening.event)})}
-    part = path.with_name(f".{path.name}.part")
-    try:
-        save_file(tensors, str(part), metadata=words)
-        part.replace(path)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise InvalidArgument(
-            f"{path}: could not be written ({error}); make room and give the same command to go on"
-        ) from error
+    with folder.written(name) as file:
+        file.write(as_bytes(tensors, metadata=words))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], Whitening | None]:

@@ -7,7 +7,9 @@ only, or under one that the caller keeps; when the run is over the sealed part i
 seal covers the rest of the file as well: the same noise on a model of somebody's choice would give its gradient away.
 Steps that are repeated after a crash draw the same lots and the same noise: they release nothing new. That argument
 needs the same gradients, so a run that is kept seeds the global generators at every lot (`generators.py`), and refuses
-to go on with other data, as far as `Source.fingerprint` tells them apart, or with sums in another order.
+to go on with other data, as far as `Source.fingerprint` tells them apart, with another model, loss, optimizer or
+schedule, as far as `fingerprint.py` does, with sums in another order, or with a step that comes out otherwise than it
+did before (`redone.py`).
 
 Each save is written beside, flushed and renamed: there is always one whole checkpoint. The first is written after the
 account was charged and before the first step.
@@ -36,11 +38,12 @@ from terrine.sgd import distributed
 from terrine.sgd.lots import Source
 from terrine.sgd.noise import Key
 from terrine.sgd.plan import Plan
+from terrine.sgd.redone import Notes
 
 if TYPE_CHECKING:
     from terrine.sgd.run import Run
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Checkpoint:
     _others: dict[str, Any] = field(default_factory=dict, repr=False)
     _constant: dict[str, Any] = field(default_factory=dict, repr=False)
     _restored: dict[str, Any] = field(default_factory=dict, repr=False)
+    _bound: dict[str, str] = field(default_factory=dict, repr=False)
+    _notes: Notes | None = field(default=None, repr=False)
     _saved_at: int = field(default=-1, repr=False)
 
     def __post_init__(self) -> None:
@@ -72,15 +77,21 @@ class Checkpoint:
             raise InvalidArgument(f"seal of {len(self.seal)} bytes: want 32, such as os.urandom(32)")
 
     def open(
-        self, plan: Plan, source: Source, *, piece: int | None = None, memory: float | None = None
+        self,
+        plan: Plan,
+        source: Source,
+        bound: Mapping[str, str],
+        *,
+        piece: int | None = None,
+        memory: float | None = None,
     ) -> Saved | None:
-        """What is there to go on from; None where nothing is.
+        """What is there to go on from; None where nothing is. `bound` are fingerprints of all that decides gradients.
 
         Raises:
-            InvalidArgument: the file is of another plan, of other data, of a run that adds up in another order, or
-                cannot be unsealed.
+            InvalidArgument: the file is of another plan, of other data, of another model, loss or setting, of a run
+                that adds up in another order, or cannot be unsealed.
         """
-        self._constant = {"piece": piece, "memory": memory}
+        self._constant, self._bound = {"piece": piece, "memory": memory}, dict(bound)
         if not self.path.exists():
             return None
         body, sealed = _load(self.path)
@@ -101,6 +112,7 @@ class Checkpoint:
         key = Key(bytes.fromhex(secret["key"]))
         if not hmac.compare_digest(source.fingerprint(key.secret), secret["data"]):
             raise InvalidArgument(f"{self.path}: a run on other data; its noise must not be used twice, start anew")
+        self._check_bound(key, secret["bound"])
         return Saved(key, record["charged_to"], record["limit"], record)
 
     def attach(
@@ -114,11 +126,19 @@ class Checkpoint:
             "looks": repr(looks),
             "data": source.fingerprint(run.step.key.secret),
         }
+        if saved is None and distributed.is_first():
+            self._notes_path.unlink(missing_ok=True)  # of another run, whose checkpoint is gone
+        if distributed.is_first() and (saved is None or saved.record["taken"] < saved.limit):
+            self._notes = Notes(self._notes_path, self._sealing_key(make=True))
         if saved is None:
             self.save(run)
             return
-        run.step.model.load_state_dict(saved.record["model"])
-        run.optimizer.load_state_dict(saved.record["optimizer"])
+        try:
+            run.step.model.load_state_dict(saved.record["model"])
+            run.optimizer.load_state_dict(saved.record["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            raise InvalidArgument(f"{self.path}: a run of another model or optimizer ({reason})") from None
         run.step.taken, run.step.bound = saved.record["taken"], saved.record["bound"]
         self._restored = saved.record["others"]
         self._saved_at = run.step.taken
@@ -129,6 +149,22 @@ class Checkpoint:
             self._others[name] = one
             if name in self._restored:
                 one.load_state_dict(self._restored[name])
+
+    def before_release(self, run: Run) -> None:
+        """Note what a step is about to release; refuse a repeated one that comes out otherwise than it did.
+
+        Raises:
+            InvalidArgument: it does.
+            OutOfOrder: the note cannot be written; nothing was released.
+        """
+        if self._notes is None:
+            return
+        try:
+            self._notes.check(run.step.taken, run.step._sums)
+        except OSError as error:
+            raise OutOfOrder(
+                f"{self._notes_path}: could not be written ({error.strerror}), so the step was not taken; make room"
+            ) from error
 
     def after_step(self, run: Run) -> None:
         """Save every so many steps."""
@@ -162,6 +198,8 @@ class Checkpoint:
         sealed = None if final else self._sealed(run, body)
         whole = {"version": _VERSION, "record": torch.frombuffer(bytearray(body), dtype=torch.uint8), "sealed": sealed}
         _write(self.path, _packed(whole))
+        if self._notes is not None:
+            self._notes.forget()
 
     def _order(self) -> dict[str, Any]:
         """What decides the order in which a lot is added up and drawn for: a repeated step must keep it."""
@@ -176,13 +214,33 @@ class Checkpoint:
                     f"{self.path}: a run of {name}={was}, here {now}: its steps would come out otherwise; want {how}"
                 )
 
+    def _check_bound(self, key: Key, before: Mapping[str, str]) -> None:
+        now = self._keyed(key)
+        if changed := sorted(name for name in {*now, *before} if now.get(name) != before.get(name)):
+            raise InvalidArgument(
+                f"{self.path}: a run with another {', '.join(changed)}; its noise must not fall on other gradients; "
+                "want what it was begun with, or another path, where a fresh run has to be paid for"
+            )
+
+    def _keyed(self, key: Key) -> dict[str, str]:
+        """The fingerprints under the run's key: by themselves they could be guessed from."""
+        return {
+            name: hmac.new(key.secret, f"{name} {one}".encode(), "sha256").hexdigest()
+            for name, one in self._bound.items()
+        }
+
+    @property
+    def _notes_path(self) -> Path:
+        return self.path.with_name(self.path.name + ".steps")
+
     @property
     def _key_path(self) -> Path:
         return self.path.with_name(self.path.name + ".key")
 
     def _sealed(self, run: Run, body: bytes) -> bytes:
         """The secrets, encrypted; what is not secret is bound to them and cannot be changed without the key either."""
-        secret = {"key": run.step.key.secret.hex(), "data": self._constant["data"]}
+        key = run.step.key
+        secret = {"key": key.secret.hex(), "data": self._constant["data"], "bound": self._keyed(key)}
         nonce = os.urandom(12)
         cipher = AESGCM(self._sealing_key(make=True))
         return nonce + cipher.encrypt(nonce, json.dumps(secret).encode(), hashlib.sha256(body).digest())

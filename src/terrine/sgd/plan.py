@@ -12,12 +12,13 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from terrine import accounting, check
-from terrine.errors import BudgetExceeded, InvalidArgument
+from terrine.errors import BudgetExceeded, InvalidArgument, WeakGuarantee
 from terrine.events import Budget, Composed, Event, Gaussian, NonPrivate, Reproducible, Unit
 from terrine.sgd.clipping import ClippingRule, Flat
 from terrine.sgd.sampling import Poisson, Sampling, Stage
@@ -57,6 +58,7 @@ class Plan:
     preparation: tuple[Event, ...] = ()
     """What was already released about the same examples to prepare the run, such as a private projection."""
     unit: Unit | None = None
+    """What is protected: one example, whatever it is called. A label makes no plan on rows one for people."""
     seed: int | None = None
     """For tests: makes lots and noise reproducible, and stamps the event so."""
 
@@ -74,6 +76,7 @@ class Plan:
         settle(self, "noise", self._settled_noise())
         if self.seed is not None:
             settle(self, "seed", check.whole("seed", self.seed, at_least=0))
+        self._warn(0.0 if self.budget is None else self.budget.epsilon)
 
     @property
     def rate(self) -> float:
@@ -121,8 +124,11 @@ class Plan:
         if not self.private:
             return math.inf
         proven = accounting.epsilon(self.event_after(steps), delta=self.delta)
+        if self.budget is None:
+            self._warn(proven)
+            return proven
         # The noise was accepted because the whole run's delta at the budget's epsilon is proven: a bound as well.
-        return proven if self.budget is None else min(proven, self.budget.epsilon)
+        return min(proven, self.budget.epsilon)
 
     def noise_at(self, step: int) -> float:
         """The noise of one step, relative to what one example can move."""
@@ -171,11 +177,19 @@ class Plan:
         for name, stages in (("noise_stages", self.noise_stages), ("clip_stages", self.clip_stages)):
             if not isinstance(stages, Stages):
                 raise check.refuse(name, stages, "sgd.Stages(...)")
+        if self.unit not in (None, Unit.EXAMPLE):
+            hint = "lots are drawn and clipped row by row: people with several rows are protected less"
+            raise check.refuse("unit", self.unit, "one example, Unit.EXAMPLE or None", hint)
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise check.refuse("budget", self.budget, "Budget(epsilon, delta)")
         given = self.preparation
         if not isinstance(given, tuple | list) or not all(isinstance(one, Event) for one in given):
             raise check.refuse("preparation", given, "a tuple of events, such as (projection.event,)")
+
+    def _warn(self, epsilon: float) -> None:
+        """Say aloud that a guarantee holds and means little."""
+        if self.private and (words := check.weakness(epsilon, self.delta, units=self.examples)):
+            warnings.warn(f"a weak guarantee: {words}", WeakGuarantee, stacklevel=4)
 
     def _check_clip(self) -> None:
         clip, wanted = self.clip, "> 0, or a clipping rule such as sgd.PerLayer"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Composed, Event, Reproducible
-from terrine.sgd import distributed, generators
+from terrine.sgd import distributed, fingerprint, generators
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Recorder
 from terrine.sgd.lots import Asked, Collate, Piece, Source, cut, cut_to_fit
@@ -112,12 +112,14 @@ def start(
     piece: int | None = None,
     memory: float | None = None,
     checkpoint: Checkpoint | str | Path | None = None,
+    bound: Mapping[str, Any] | None = None,
     purpose: str = "DP-SGD",
     by: str = "terrine.sgd",
 ) -> tuple[nn.Module, Optimizer, Lots]:
     """`make_private`, with or without watching the model: a trainer computes clipped sums itself.
 
     `looks` is what the run does to private data beside the plan, such as a paid-for validation; it is charged with it.
+    `bound` is what else decides gradients: a checkpoint is gone on with only where all of it is the same.
     """
     bare = unwrapped(model)
     validate(bare)
@@ -129,7 +131,12 @@ def start(
         raise check.refuse("criterion", criterion, "a function of the output and the target")
     source = Source(dataset, plan.examples, collate=collate, workers=workers)
     kept = _kept(checkpoint)
-    saved = None if kept is None else kept.open(plan, source, piece=piece, memory=memory)
+    saved = None
+    if kept is not None:
+        others = {"loss": criterion, "collate": collate} | dict(bound or {})
+        prints = {name: fingerprint.of_value(one) for name, one in others.items() if one is not None}
+        prints |= {"model": fingerprint.of_model(bare)} | fingerprint.of_optimizer(optimizer, bare)
+        saved = kept.open(plan, source, prints, piece=piece, memory=memory)
     key = distributed.agreed(saved.key if saved else Key.fresh() if plan.seed is None else Key.seeded(plan.seed))
     step = Step(bare, plan, key, limit)
     if kept is not None and saved is not None:

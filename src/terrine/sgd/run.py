@@ -149,6 +149,8 @@ class Run:
         if self.recorder is not None:
             self.step.add(self._clipped(piece))
         if piece.last:
+            if self.checkpoint is not None:
+                self.checkpoint.before_release(self)
             self.step.release(optimizer)
             if self.step.taken >= self.step.limit:
                 self._leave()

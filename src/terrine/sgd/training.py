@@ -113,7 +113,7 @@ class Trainer:
         _, _, lots = start(
             self.model, self.optimizer, dataset, self.plan, self.account,
             watch=False, limit=limit, looks=looks, collate=self._collate, workers=self._workers,
-            memory=self._memory, checkpoint=self._checkpoint, purpose=purpose,
+            memory=self._memory, checkpoint=self._checkpoint, bound=self._bound(), purpose=purpose,
         )  # fmt: skip
         return self._train(lots)
 
@@ -147,6 +147,16 @@ class Trainer:
             return float(value.sum())
         mean = len(y) > 1 and is_mean(self.criterion, output, y, len(y))
         return float(value) * (len(y) if mean else 1)
+
+    def _bound(self) -> dict[str, Any]:
+        """What decides the gradients of a step, beside model, optimizer, plan and data."""
+        return {
+            "loss": self.criterion,
+            "schedule": self.schedule,
+            "average": self.average,
+            "validation": self.validation,
+            "augmentation": None if self.augment is None else (self.augment, self.views),
+        }
 
     def _train(self, lots: Lots) -> History:
         step, best = lots.run.step, Best()

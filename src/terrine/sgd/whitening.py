@@ -78,14 +78,19 @@ def private_whitening(
         raise check.refuse("keep", keep, f"at most the {channels} channels")
     power, blur = check.not_negative("power", power), check.not_negative("blur", blur)
     key = Key.fresh() if seed is None else Key.seeded(seed)
-    events: list[Event] = [Gaussian(noise=mean_noise, neighbours=Neighbours.ADD_REMOVE)]
+    event = whitening_event(mean_noise=mean_noise, noise=noise, power=power, seed=seed)
     mean = _mean(features, key, mean_noise, without)
     mapped = torch.eye(channels)
     if power > 0:
-        events.append(Gaussian(noise=noise, neighbours=Neighbours.ADD_REMOVE))
         mapped = _whitened(_moments(features, mean, key, noise, without), noise, power, kept)
-    whole = events[0] if len(events) == 1 else Composed(events)
-    return Whitening(mean, mapped, blur, whole if seed is None else Reproducible(whole))
+    return Whitening(mean, mapped, blur, event)
+
+
+def whitening_event(*, mean_noise: float, noise: float, power: float, seed: int | None = None) -> Event:
+    """What `private_whitening` costs, known before it is done."""
+    mean, moments = (Gaussian(noise=one, neighbours=Neighbours.ADD_REMOVE) for one in (mean_noise, noise))
+    whole = Composed([mean, moments]) if power > 0 else mean
+    return whole if seed is None else Reproducible(whole)
 
 
 def bounded(features: Tensor) -> Tensor:

@@ -7,6 +7,6 @@ features, labels = schema.encode(table), schema.labels(table)
 
 from terrine.tables.draft import draft
 from terrine.tables.reading import read
-from terrine.tables.schema import Category, Column, Ignored, Number, Schema, column_of
+from terrine.tables.schema import Category, Column, Ignored, Number, Schema, check_label, column_of
 
-__all__ = ["Category", "Column", "Ignored", "Number", "Schema", "column_of", "draft", "read"]
+__all__ = ["Category", "Column", "Ignored", "Number", "Schema", "check_label", "column_of", "draft", "read"]

@@ -135,13 +135,21 @@ class Schema:
         Raises:
             InvalidArgument: the table lacks a column.
         """
+        self.check_columns(table)
         used = {name: column for name, column in self.columns.items() if column.width}
+        return np.concatenate([one.encode(table.column(name).to_pylist()) for name, one in used.items()], axis=1)
+
+    def check_columns(self, table: Any) -> None:
+        """Refuse a table without the schema's columns; no row is looked at.
+
+        Raises:
+            InvalidArgument: it lacks one, or the schema uses none.
+        """
+        used = [name for name, column in self.columns.items() if column.width]
         if missing := [name for name in used if name not in table.column_names]:
             raise InvalidArgument(f"the table lacks {_listed(missing)}: want every column of the schema")
-        parts = [column.encode(table.column(name).to_pylist()) for name, column in used.items()]
-        if not parts:
+        if not used:
             raise InvalidArgument("the schema uses no column: want at least one number or category")
-        return np.concatenate(parts, axis=1)
 
     def labels(self, table: Any) -> Integers:
         """The class of each row, as its place in `classes`.
@@ -216,12 +224,21 @@ def column_of(table: Any, name: str) -> list[Any]:
     Raises:
         InvalidArgument: no such column; names one that is close.
     """
+    check_label(table, name)
+    values: list[Any] = table.column(name).to_pylist()
+    return values
+
+
+def check_label(table: Any, name: str) -> None:
+    """Refuse a label that is no column of the table; no row is looked at.
+
+    Raises:
+        InvalidArgument: no such column; names one that is close.
+    """
     if name not in table.column_names:
         near = difflib.get_close_matches(name, table.column_names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise InvalidArgument(f"label={name!r}: no such column; want one of {_listed(table.column_names)}{hint}")
-    values: list[Any] = table.column(name).to_pylist()
-    return values
 
 
 def as_text(value: Any) -> str:

@@ -1,0 +1,142 @@
+"""Charge first: the whole event of a run is charged once, and every later step takes the receipt.
+
+    receipt = paid(path, event, Payment(account))       # before anything is drawn, written or looked at
+    receipt.covers(part)                                # in every step, before it draws
+
+The receipt is kept with the run: a run that goes on after an interruption is not charged again. A refused charge leaves
+nothing, not even a folder. A crash between the charge and its receipt may waste budget; it never hides a spend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from terrine import files
+from terrine.errors import InvalidArgument, OutOfOrder, TerrineError
+from terrine.events import Composed, Event, OneOf, RandomStopping, Repeated, Reproducible
+from terrine.events.codec import from_dict, to_dict
+
+_ROOM = 256
+"""Bytes for the account's name and two hashes."""
+
+
+class Charged(Protocol):
+    """What a run is charged to, such as an account of the ledger."""
+
+    def charge(self, event: Event, *, purpose: str, by: str) -> Any:
+        """Record the spend, or raise and record nothing."""
+        ...
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Shows that `event` was charged; without an account, that none was asked for."""
+
+    event: Event
+    account: str | None = None
+    charge: str | None = None
+    """The charge's own hash."""
+    head: str | None = None
+    """The ledger's head after it: write it down elsewhere, and a roll-back is found."""
+
+    def covers(self, event: Event) -> None:
+        """Refuse to go on with what was not paid for.
+
+        Raises:
+            OutOfOrder: `event` is not part of what was charged.
+        """
+        if not _holds(self.event, event):
+            raise OutOfOrder(f"{type(event).__name__}: not part of what the run was charged for; want it charged first")
+
+    def record(self) -> dict[str, str | None]:
+        """What a report says of it; the account's name is the owner's affair."""
+        return {"charge": self.charge, "head": self.head}
+
+
+@dataclass(frozen=True)
+class Payment:
+    """Who pays, what for and on whose behalf; `head` asks the ledger for its head."""
+
+    account: Charged | None = None
+    purpose: str = "terrine"
+    by: str = "terrine"
+    head: Callable[[], str] | None = None
+
+    def charge(self, event: Event) -> Receipt:
+        """Charge `event`, or raise and charge nothing."""
+        if self.account is None:
+            return Receipt(event)
+        made = self.account.charge(event, purpose=self.purpose, by=self.by)
+        name, head = str(getattr(self.account, "name", type(self.account).__name__)), None
+        with contextlib.suppress(TerrineError):  # the charge is on disk: what fails now must not lose its receipt
+            head = None if self.head is None else self.head()
+        return Receipt(event, name, getattr(made, "hash", None), head)
+
+    def was_charged(self, receipt: Receipt) -> bool:
+        """Whether `receipt` is for this account, or there is none to charge."""
+        if self.account is None:
+            return True
+        if receipt.charge is not None and callable(history := getattr(self.account, "history", None)):
+            return any(getattr(one, "hash", None) == receipt.charge for one in history())
+        return receipt.account == str(getattr(self.account, "name", type(self.account).__name__))
+
+
+def paid(path: Path, event: Event, payment: Payment) -> Receipt:
+    """The receipt at `path`, where the run was begun before; otherwise charge `event` and keep the receipt there.
+
+    Raises:
+        InvalidArgument: the run was begun, and charged, for another event; or nothing can be written at `path`.
+        BudgetExceeded: the account has not enough left; nothing was charged or written.
+    """
+    kept = _read(path) if path.exists() else None
+    if kept is not None and kept.event != event:
+        raise InvalidArgument(
+            f"{path}: the run was begun, and charged, for another event: its data, its settings or Terrine have "
+            "changed since; want them as they were, or a new folder, which is charged anew"
+        )
+    if kept is not None and payment.was_charged(kept):
+        return kept
+    try:
+        with files.unmade_if_refused(path.parent):
+            files.private_folder(path.parent)
+            with files.written(path, private=True) as file:
+                room = file.write(_text(Receipt(event)) + b" " * _ROOM)  # there is room for it, or nothing is charged
+                file.flush()
+                receipt = payment.charge(event)
+                file.seek(0)
+                file.write(_text(receipt).ljust(room))
+    except OSError as error:
+        raise InvalidArgument(
+            f"{path}: could not be written ({error.strerror}); want a place that may be written, and room in it"
+        ) from error
+    return receipt
+
+
+def _holds(whole: Event, part: Event) -> bool:
+    if whole == part:
+        return True
+    match whole:
+        case Composed(parts=parts) | OneOf(parts=parts):
+            return any(_holds(one, part) for one in parts)
+        case Reproducible(event=inner) | Repeated(event=inner) | RandomStopping(event=inner):
+            return _holds(inner, part)
+        case _:
+            return False
+
+
+def _text(receipt: Receipt) -> bytes:
+    record = {"account": receipt.account, **receipt.record(), "event": to_dict(receipt.event)}
+    return json.dumps(record).encode() + b"\n"
+
+
+def _read(path: Path) -> Receipt:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return Receipt(from_dict(record["event"]), record["account"], record["charge"], record["head"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"{path}: not a receipt ({error}); want the one of the run, or a new folder") from None

@@ -1,0 +1,102 @@
+"""A run's whole plan: everything it will do to its private rows, fixed by public facts, and what all of it costs.
+
+    bounds of numbers + whitening + training (or tuning, or bought labels) + accuracy  ->  one event, charged first
+
+Nothing here can look at a row: there are none among its arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from terrine import accounting, check
+from terrine.errors import InvalidArgument
+from terrine.events import Budget, Event
+from terrine.runs import bounds, by_pate, by_sgd, recipes, tuning, whitened
+from terrine.runs.material import Opened
+from terrine.runs.models import Architecture
+from terrine.runs.settings import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class RunPlan:
+    """What a run will do; its `event` is what is charged."""
+
+    settings: Settings
+    architecture: Architecture
+    budget: Budget
+    bounds: Event | None
+    """What finding bounds costs, where any are to be found."""
+    whitening: Event | None
+    """What whitening the features costs, where they are."""
+    method: by_sgd.Training | tuning.Tuning | by_pate.Labelling
+    """How it learns; its event holds the two above."""
+    weakness: str = ""
+    """Why the guarantee means little, in words; empty where it means something."""
+
+    @property
+    def event(self) -> Event:
+        """What the whole run does to the private rows."""
+        return self.method.event
+
+    @cached_property
+    def epsilon(self) -> float:
+        """The certified epsilon of the whole: at most the budget's, which the noise was chosen to keep."""
+        return min(accounting.epsilon(self.event, delta=self.budget.delta), self.budget.epsilon)
+
+    @property
+    def generator(self) -> str:
+        """What makes the run's noise."""
+        seeded = self.settings.test_seed is not None
+        direct = "Philox from a seed" if seeded else "the operating system's generator"
+        if isinstance(self.method, by_pate.Labelling):
+            words = f"{direct} (noise on the votes)"
+        else:
+            key = "made from a seed" if seeded else "from the operating system's generator"
+            words = f"AES-256 in counter mode under a key {key} (lots, and noise of training and whitening)"
+            if self.bounds or isinstance(self.method, tuning.Tuning) or self.method.measured:
+                words += f"; {direct} (noise on bounds and counts)"
+        return f"SEEDED, FOR TESTS ONLY, NOT PRIVATE: {words}" if seeded else words
+
+
+def plan(settings: Settings, opened: Opened) -> RunPlan:
+    """The run that the settings ask for, on data of which only the public facts are known.
+
+    Raises:
+        InvalidArgument: the settings do not fit the data, or ask for a guarantee that means nothing.
+        BudgetExceeded: no noise keeps the budget.
+    """
+    budget = Budget(settings.epsilon, recipes.delta(settings, opened.rows))
+    weakness = check.weakness(budget.epsilon, budget.delta, units=opened.rows)
+    if weakness and not settings.weak_guarantee:
+        raise InvalidArgument(
+            f"{weakness}; want epsilon at most {check.LARGEST_EPSILON:g} and delta below 1/rows, or --weak-guarantee "
+            "to go on all the same"
+        )
+    architecture = _architecture(settings, opened)
+    found = white = None
+    if opened.unbounded:
+        bounds.check_rows(opened.rows, opened.unbounded, settings.epsilon)
+        found = bounds.event(opened.unbounded, settings.epsilon)
+    if architecture.whitened:
+        white = whitened.event(settings, architecture, opened.rows)
+    before = tuple(event for event in (found, white) if event is not None)
+    method = _method(settings, opened, architecture, before)
+    return RunPlan(settings, architecture, budget, found, white, method, weakness)
+
+
+def _method(
+    settings: Settings, opened: Opened, architecture: Architecture, before: tuple[Event, ...]
+) -> by_sgd.Training | tuning.Tuning | by_pate.Labelling:
+    if settings.method == "pate":
+        return by_pate.planned(settings, opened)
+    way = by_sgd.planned if settings.tune is None else tuning.planned
+    return way(settings, opened, architecture, before)
+
+
+def _architecture(settings: Settings, opened: Opened) -> Architecture:
+    """The model asked for, or the usual one."""
+    name = settings.model or ("linear" if len(opened.shape) == 1 else "scatter-linear")
+    whitens = recipes.whitens(settings, name, opened.shape, opened.rows)
+    return Architecture(name, opened.shape, opened.classes, whitened=whitens)
