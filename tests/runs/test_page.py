@@ -1,5 +1,6 @@
 """The report is a page that a browser draws: looked at in headless Chromium where there is one."""
 
+import json
 import shutil
 import struct
 import subprocess
@@ -7,8 +8,10 @@ import zlib
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from terrine import runs
+from terrine.cli.app import app
 from terrine.events import Composed, Gaussian, PoissonSampled, Repeated
 from terrine.report.accountants import over_training, so_far
 from terrine.report.page import rounded_up
@@ -64,6 +67,16 @@ def test_the_page_says_the_claim_in_numbers_and_words(report):
     assert "coin flip" in text
     assert "consistent with the claim" in text
     assert "the published test set, which needs no protection" in text
+
+
+def test_the_page_and_the_command_say_the_same_of_the_best_attack(report, tmp_path):
+    claim = json.loads((report.parent / "privacy.json").read_text())
+    (tmp_path / "events.json").write_text(json.dumps(claim["events"]))
+    said = CliRunner().invoke(
+        app, ["epsilon", "--events", str(tmp_path / "events.json"), "--delta", str(claim["delta"])]
+    )
+    sentence = said.stdout[said.stdout.index("The best possible attack") :].strip()
+    assert sentence in report.read_text()
 
 
 def test_a_partial_run_costs_less_and_what_was_done_once_counts_whole():

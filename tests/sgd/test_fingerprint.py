@@ -1,7 +1,6 @@
 """One fingerprint for what was made alike, whatever process made it; another for what was not."""
 
 import functools
-import os
 import subprocess
 import sys
 

@@ -34,7 +34,7 @@ _OUTWARD = 1e-9
 """The first step outward where epsilon and delta do not agree."""
 _STEPS, _FAR = 12, 0.1
 """Past so many steps, or one so long, the method that found the epsilon is not believed."""
-_LESS = 1 - 1e-6
+_LESS = 1 - 1e-4
 """What others evaluate depends a little on the delta they were made for: they must prove slightly less."""
 
 

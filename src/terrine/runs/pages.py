@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from typing import Any
 
@@ -42,8 +41,9 @@ def write(folder: Folder) -> None:
     """Write report.html and model_card.md."""
     privacy, results = folder.read(PRIVACY), folder.read(RESULTS)
     event = from_dict(privacy["events"]["event"])
-    curve = accounting.profile(event, points=41, smallest_delta=min(privacy["delta"], 1e-9))
-    shared = {"name": results["data"], "privacy": privacy, "words": _words(privacy, curve), **_about(results)}
+    curve = accounting.claimed_profile(event, delta=privacy["delta"])
+    words = curve.in_words(unit=privacy["unit"], epsilon=privacy["epsilon"], delta=privacy["delta"])
+    shared = {"name": results["data"], "privacy": privacy, "words": words, **_about(results)}
     folder.write_text(CARD, render("model_card.md", shared))
     folder.write_text(REPORT, render("run.html", shared | _shown(folder, privacy, results, event, curve)))
 
@@ -134,17 +134,6 @@ def _about(results: dict[str, Any]) -> dict[str, Any]:
         "rows": results.get("rows"),
         "off_by": results.get("off_by_at_most"),
     }
-
-
-def _words(privacy: dict[str, Any], curve: accounting.Profile) -> str:
-    odds = math.exp(min(privacy["epsilon"], 700.0))
-    caught = float(curve.true_positive_rate(0.01))
-    return (
-        f"whoever thought it a coin flip that one {privacy['unit']} was in the data can become at most "
-        f"{math.ceil(1000 * odds / (1 + odds)) / 10:.1f}% sure of it by looking at the model, whatever else they know "
-        f"(but for a chance of {privacy['delta']:g}). The best possible attack with 1% false alarms finds at most "
-        f"{math.ceil(1000 * caught) / 10:.1f}% of those who were in."
-    )
 
 
 def _bars(results: dict[str, Any]) -> dict[str, float]:
