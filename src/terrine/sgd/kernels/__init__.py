@@ -1,4 +1,4 @@
-"""Compiled kernels: per-example norms and gradients, without a matrix that only they would need; and noise.
+"""Compiled kernels: per-example norms and gradients, without a matrix that only they would need.
 
     image.py       where patches lie on an image, and what can be asked of them
     gram.py        norms by Gram matrices of which nothing is kept
@@ -16,8 +16,6 @@
     lstm.py        the steps of an LSTM
     gathered.py    rows added up by token
     features.py    a weight with few outputs on wide features, with their norms
-    normals.py     noise, from bits to what is added
-    aes.py         the bits
     dots.py        inner products, many at once
     vectors.py     what loops are made of
     team.py        the threads that run them, torch's own
@@ -38,18 +36,13 @@ from torch import Tensor
 from terrine.sgd.kernels.image import Image
 
 Floats = NDArray[np.float32]
-Words = NDArray[np.uint32]
 FLOATS = torch.empty(0)
 """What kernels' own memory is like."""
-SPARE = 64
-"""Random words that every block of noise has left for values whose own are too few, see `normals.py`."""
 
 __all__ = [
     "FLOATS",
-    "SPARE",
     "Floats",
     "Image",
-    "Words",
     "add_gathered",
     "add_weighted",
     "applied",
@@ -84,7 +77,6 @@ def load() -> None:
         groups,
         lengths,
         matrices,
-        normals,
         outer,
         pooling,
         slices,

@@ -8,12 +8,13 @@ To a unit or two in the last place; nan stays nan.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from terrine.sgd.kernels.normals import through_nodes
 from terrine.sgd.kernels.team import FIRST, ITEMS, TAKEN, Kernel, floats, inner, taken
 
 BLOCK = 1 << 13
@@ -24,6 +25,15 @@ _f, _i = np.float32, np.int32
 _LOG2E, _HIGH = _f(1 / math.log(2.0)), _f(355 / 512)  # a few bits: times a whole number, it is exact
 _LOW = _f(math.log(2.0) - 355 / 512)
 _HALF = math.log(2.0) / 2
+
+
+def through_nodes(remainder: Callable[[NDArray[np.float64]], NDArray[np.float64]], low: float, high: float,
+                   degree: int) -> tuple[np.float32, ...]:  # fmt: skip
+    """The coefficients, from the constant on, of the polynomial that meets `remainder` at Chebyshev's nodes."""
+    found = np.polynomial.Chebyshev.interpolate(remainder, degree, domain=[low, high])
+    return tuple(np.float32(one) for one in found.convert(kind=np.polynomial.Polynomial, domain=[-1, 1]).coef)
+
+
 _E0, _E1, _E2, _E3, _E4, _E5 = through_nodes(lambda r: (np.expm1(r) - r) / r**2, -_HALF, _HALF, 5)
 _T0, _T1, _T2, _T3, _T4 = through_nodes(lambda s: (np.tanh(np.sqrt(s)) / np.sqrt(s) - 1) / s, 0.0, 0.36, 4)
 
