@@ -162,5 +162,4 @@ class Draw:
     def _add(self, tensors: Sequence[Tensor], deviation: float, grid: float = 0.0, over: float = 1.0) -> None:
         words = self.segment(self._normal).words
         self._normal += 1
-        for tensor in tensors:
-            add_normal(tensor, words, deviation, grid, over)
+        add_normal(tensors, words, deviation, grid, over)

@@ -2,42 +2,58 @@
 
     radius = sqrt(-2 ln u),  pair = radius (cos a, sin a),   u uniform on (0, 1], a uniform on a full turn
 
-u has 63 random bits. Rounded to float32 it keeps 24 significant ones however small it is, so the tail is that of a
-normal distribution up to 9.4 standard deviations, beyond which a true one would go once in 2^64 pairs.
+u is the absolute value of a random 64-bit word. Rounded to float32 it keeps 24 significant bits however small it is,
+so the tail is that of a normal distribution up to 9.4 standard deviations, beyond which a true one would go once in
+2^64 pairs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+Words = Callable[[int], Tensor]
+"""Returns the next so many uniform 32-bit words, as int32, on the device of what they are for."""
 BLOCK = 1 << 16
 """Most values made at once: few enough to stay in a processor's cache."""
 
 
-def add_normal(
-    target: Tensor, words: Callable[[int], Tensor], deviation: float, grid: float = 0.0, over: float = 1.0
-) -> None:
-    """Add independent N(0, deviation^2) values in place; with a grid, round to its multiples, then divide by `over`.
-
-    `words(count)` returns the next uniform 32-bit words as int32, on the device of `target`.
-    """
-    flat = target.detach().reshape(-1)
-    for part in flat.split(BLOCK):
-        sums = part.to(torch.promote_types(part.dtype, torch.float32))  # `part` itself unless that is 16 bits
-        sums.add_(normal(words, part.numel()), alpha=deviation)
-        if grid:
-            sums.mul_(1 / grid).round_().mul_(grid).div_(over)
-        if sums is not part:
-            part.copy_(sums)
-    if not target.is_contiguous():
-        target.detach().copy_(flat.view(target.shape))
+def add_normal(targets: Sequence[Tensor], words: Words, deviation: float, grid: float = 0.0, over: float = 1.0) -> None:
+    """Add independent N(0, deviation^2) values in place; with a grid, round to its multiples, then divide by `over`."""
+    for run in _runs([target.detach() for target in targets]):
+        sums = [target.to(torch.promote_types(target.dtype, torch.float32)).reshape(-1) for target in run]
+        whole = sums[0] if len(run) == 1 else torch.cat(sums)
+        for part in whole.split(BLOCK):
+            noise = normal(words, part.numel())
+            if grid:  # a power of two: scaling by it is exact
+                part.mul_(1 / grid).add_(noise, alpha=deviation / grid).round_().mul_(grid / over)
+            else:
+                part.add_(noise, alpha=deviation)
+        for target, made in zip(run, whole.split([target.numel() for target in run]), strict=True):
+            if len(run) > 1 or not _is_plain(target):  # else it has been changed in place
+                target.copy_(made.view(target.shape))
 
 
-def normal(words: Callable[[int], Tensor], count: int) -> Tensor:
+def _runs(targets: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The targets in order; small ones, for which every operation is dear, several at a time."""
+    run: list[Tensor] = []
+    for target in targets:
+        if run and sum(one.numel() for one in run) + target.numel() > BLOCK:
+            yield run
+            run = []
+        run.append(target)
+    if run:
+        yield run
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.float64)
+
+
+def normal(words: Words, count: int) -> Tensor:
     """`count` independent N(0, 1) values in float32."""
     pairs = (count + 1) // 2
     drawn = words(3 * pairs)
@@ -46,7 +62,10 @@ def normal(words: Callable[[int], Tensor], count: int) -> Tensor:
 
 def box_muller(radii: Tensor, turns: Tensor) -> Tensor:
     """Pairs of independent N(0, 1) values, (2, n) in float32, from random words (n,) of 64 and of 32 bits."""
-    uniform = radii.bitwise_and(2**63 - 1).float().mul_(2.0**-63).clamp_(min=2.0**-64)
+    uniform = radii.float().abs_().mul_(2.0**-63).clamp_(min=2.0**-64)
     radius = uniform.log_().mul_(-2.0).sqrt_()
     angle = turns.float().mul_(math.pi * 2.0**-31)
-    return torch.stack([angle.cos().mul_(radius), angle.sin_().mul_(radius)])
+    pairs = radius.new_empty(2, len(radius))
+    torch.mul(radius, angle.cos(), out=pairs[0])
+    torch.mul(radius, angle.sin(), out=pairs[1])
+    return pairs

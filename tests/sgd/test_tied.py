@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from terrine.sgd import clipped_sum
 from terrine.sgd.clipping.contribution import Dense, Lookup, Outer
-from terrine.sgd.clipping.together import Tied, together
+from terrine.sgd.clipping.tied import Tied, combined
 
 WORDS, WIDTH = 13, 6
 
@@ -35,10 +35,9 @@ def test_a_table_that_is_tied_is_the_sum_of_its_uses(n, positions, tokens, times
     dtype = torch.float64 if double else torch.float32
     parts = [part for _ in range(times) for part in uses(n, positions, tokens, dtype)]
     dense = sum(part.dense() for part in parts).double()
-    tied, factor = together(parts), torch.rand(n)
+    tied, factor = combined(parts), torch.rand(n)
     assert isinstance(tied, Tied)
-    total = torch.full(SHAPE, float("nan"), dtype=parts[0].inputs.dtype)
-    tied.add_to(total, factor, fresh=True)
+    total = tied.weighted_sum(factor)
     wanted = torch.einsum("n,nvd->vd", factor.double(), dense)
     for found, truth in ((tied.squares(), dense.square().sum((1, 2))), (total, wanted), (tied.dense(), dense)):
         torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-4)
@@ -62,8 +61,7 @@ def test_an_example_that_is_not_finite_is_dropped_from_both():
     tied = Tied(outer, lookup)
     assert tied.squares().isfinite().tolist() == [True, False, True]
     dropped = tied.drop(torch.tensor([False, True, False]))
-    total = torch.zeros(SHAPE, dtype=torch.float64)
-    dropped.add_to(total, torch.tensor([1.0, 0.0, 1.0]))
+    total = dropped.weighted_sum(torch.tensor([1.0, 0.0, 1.0]))
     torch.testing.assert_close(total, tied.dense()[[0, 2]].sum(0))
 
 
@@ -71,7 +69,7 @@ def test_a_table_used_in_any_other_way_is_made():
     outer, lookup = uses(2, 3, 4)
     turned = Outer(outer.gradients, outer.inputs, (WIDTH, WORDS))
     for parts in ([outer, lookup, Dense(torch.ones(2, *SHAPE))], [turned, turned]):
-        made = together(parts)
+        made = combined(parts)
         assert not isinstance(made, Tied)
         torch.testing.assert_close(made.dense().double(), sum(part.dense() for part in parts).double())
 
@@ -100,6 +98,6 @@ def test_inner_products_by_the_library_count_all_their_roundings():
     """The bound that decides whether norms are looked at again knows the widths of both ways to multiply."""
     outer = Outer(torch.randn(2, 3, 900), torch.randn(2, 3, 8), (8, 900))
     lookup = Lookup(torch.randint(8, (2, 4)), torch.randn(2, 4, 900), (8, 900))
-    with mock.patch("terrine.sgd.kernels.cancelling.settled") as settled:
+    with mock.patch("terrine.sgd.clipping.tied.certain") as certain:
         Tied(outer, lookup).squares()
-    assert settled.call_args.args[2] >= 900
+    assert certain.call_args.args[2] >= 900
