@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from terrine import check
 from terrine.events import Event
-from terrine.sgd import architectures
-from terrine.sgd.whitening import Whitening
+from terrine.features import architectures
+from terrine.features.whitening import Whitening
 
 Shape = tuple[int, ...]
 FOR_TABLES = ("linear", "mlp")

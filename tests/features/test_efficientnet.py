@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.efficientnet import _BLOCKS, EfficientNetLite0
+from terrine.features.efficientnet import _BLOCKS, EfficientNetLite0
 
 OUT = (16, 24, 24, 40, 40, 80, 80, 80, 112, 112, 112, 192, 192, 192, 192, 320)
 KERNELS = (3, 3, 3, 5, 5, 3, 3, 3, 5, 5, 5, 5, 5, 5, 5, 3)

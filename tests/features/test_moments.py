@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from terrine.sgd.moments import protected_moments
+from terrine.features.moments import protected_moments
 from terrine.sgd.noise import Key, Purpose
 
 NOISE, WIDTH, DRAWS = 4.0, 6, 2_000

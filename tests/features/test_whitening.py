@@ -9,8 +9,8 @@ import torch
 from terrine import sgd
 from terrine.errors import InvalidArgument
 from terrine.events import Budget, Composed, Gaussian, Neighbours, Reproducible
-from terrine.sgd import whitening
-from terrine.sgd.whitening import private_whitening
+from terrine.features import whitening
+from terrine.features.whitening import private_whitening
 
 
 def maps(count=4000, seed=0):

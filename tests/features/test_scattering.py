@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.scattering import Scattering, _morlet
+from terrine.features.scattering import Scattering, _morlet
 
 
 def spatial_wavelet(size, sigma, xi, theta, slant):

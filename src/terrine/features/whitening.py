@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from terrine import check
 from terrine.events import Composed, Event, Gaussian, Neighbours, Reproducible
-from terrine.sgd.moments import protected_moments
+from terrine.features.moments import protected_moments
 from terrine.sgd.noise import Key, Purpose
 
 _AT_ONCE = 4096

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from terrine.sgd.architectures import scatter_features
+from terrine.features.architectures import scatter_features
 
 
 @pytest.fixture(scope="module")
