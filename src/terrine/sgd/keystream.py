@@ -1,6 +1,6 @@
 """Strong random words at an address: the seam between a run's key and the noise, for each device.
 
-A keystream depends on the key and a nonce of at most 11 bytes alone, and is read in order.
+A keystream depends on the key and a nonce of at most 11 bytes alone, and no word of it is given twice.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
+from terrine.sgd.chacha import ChaCha20
+
 
 class Keystream(Protocol):
     """Random words, one after the other."""
@@ -20,9 +22,9 @@ class Keystream(Protocol):
         ...
 
 
-def keystream(secret: bytes, nonce: bytes) -> Keystream:
-    """The keystream of a 32-byte key and a nonce."""
-    return AesCounter(secret, nonce)
+def keystream(secret: bytes, nonce: bytes, device: torch.device) -> Keystream:
+    """The keystream of a 32-byte key and a nonce, made on the device: nothing is copied to it."""
+    return AesCounter(secret, nonce) if device.type == "cpu" else ChaCha20(secret, nonce, device)
 
 
 class AesCounter:

@@ -1,4 +1,4 @@
-"""Randomness for lots and noise: AES-256 in counter mode, and normal values from its bits.
+"""Randomness for lots and noise, and normal values from its bits: AES-256 in counter mode, ChaCha20 on other devices.
 
 Every draw has an address: (what it is for, which step). The bits of an address depend on the key and the address
 alone, so a run that is resumed at step t draws what it would have drawn, and the state of a run is its key.
@@ -23,6 +23,8 @@ from torch import Tensor
 
 from terrine.sgd.keystream import Keystream, keystream
 from terrine.sgd.normal import add_normal
+
+_CPU = torch.device("cpu")
 
 
 class Purpose(enum.IntEnum):
@@ -79,9 +81,9 @@ class Draw:
     def _in_order(self) -> Keystream:
         return self.segment(0)
 
-    def segment(self, index: int) -> Keystream:
+    def segment(self, index: int, device: torch.device = _CPU) -> Keystream:
         """The random bits of one segment."""
-        return keystream(self._secret, self._address + index.to_bytes(4, "big"))
+        return keystream(self._secret, self._address + index.to_bytes(4, "big"), device)
 
     def seed(self, part: int) -> bytes:
         """32 bytes to seed other generators with, one such seed for each part."""
@@ -160,6 +162,7 @@ class Draw:
         return result
 
     def _add(self, tensors: Sequence[Tensor], deviation: float, grid: float = 0.0, over: float = 1.0) -> None:
-        words = self.segment(self._normal).words
-        self._normal += 1
-        add_normal(tensors, words, deviation, grid, over)
+        for device in dict.fromkeys(tensor.device for tensor in tensors):
+            words = self.segment(self._normal, device).words
+            self._normal += 1
+            add_normal([one for one in tensors if one.device == device], words, deviation, grid, over)

@@ -17,16 +17,17 @@ from torch import Tensor
 
 Words = Callable[[int], Tensor]
 """Returns the next so many uniform 32-bit words, as int32, on the device of what they are for."""
-BLOCK = 1 << 16
-"""Most values made at once: few enough to stay in a processor's cache."""
+BLOCK, LARGE = 1 << 16, 1 << 22
+"""Most values made at once: few enough to stay in a processor's cache; on other devices, where calls are dear, more."""
 
 
 def add_normal(targets: Sequence[Tensor], words: Words, deviation: float, grid: float = 0.0, over: float = 1.0) -> None:
     """Add independent N(0, deviation^2) values in place; with a grid, round to its multiples, then divide by `over`."""
-    for run in _runs([target.detach() for target in targets]):
+    block = BLOCK if all(target.device.type == "cpu" for target in targets) else LARGE
+    for run in _runs([target.detach() for target in targets], block):
         sums = [target.to(torch.promote_types(target.dtype, torch.float32)).reshape(-1) for target in run]
         whole = sums[0] if len(run) == 1 else torch.cat(sums)
-        for part in whole.split(BLOCK):
+        for part in whole.split(block):
             noise = normal(words, part.numel())
             if grid:  # a power of two: scaling by it is exact
                 part.mul_(1 / grid).add_(noise, alpha=deviation / grid).round_().mul_(grid / over)
@@ -37,11 +38,11 @@ def add_normal(targets: Sequence[Tensor], words: Words, deviation: float, grid: 
                 target.copy_(made.view(target.shape))
 
 
-def _runs(targets: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def _runs(targets: Sequence[Tensor], block: int) -> Iterator[list[Tensor]]:
     """The targets in order; small ones, for which every operation is dear, several at a time."""
     run: list[Tensor] = []
     for target in targets:
-        if run and sum(one.numel() for one in run) + target.numel() > BLOCK:
+        if run and sum(one.numel() for one in run) + target.numel() > block:
             yield run
             run = []
         run.append(target)
