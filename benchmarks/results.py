@@ -35,11 +35,11 @@ import keeping
 import peers
 from terrine import datasets, sgd
 from terrine.events import Budget, Event
+from terrine.features.architectures import WaveletCNN, mlp, scatter_features
+from terrine.features.efficientnet import EfficientNetLite0
+from terrine.features.whitening import private_whitening
 from terrine.rounding import up
-from terrine.sgd.architectures import WaveletCNN, mlp, scatter_features
 from terrine.sgd.averaging import Average
-from terrine.sgd.efficientnet import EfficientNetLite0
-from terrine.sgd.whitening import private_whitening
 
 DELTA = 1e-5
 Data = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -38,10 +38,11 @@ import pate_mnist
 import results
 from terrine import accounting, datasets, pate, sgd
 from terrine.events import Budget, Composed, Event, Gaussian
+from terrine.features.architectures import mlp
+from terrine.features.projection import private_projection
+from terrine.features.whitening import private_whitening
 from terrine.rounding import up
-from terrine.sgd.architectures import mlp, private_projection
 from terrine.sgd.averaging import Average
-from terrine.sgd.whitening import private_whitening
 
 DELTA = results.DELTA
 BASE = results.Recipe(lot=2048, epochs=10, learning_rate=0.42, clip=2.0, growth=0.5)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from terrine import sgd
 from terrine.events import Budget
-from terrine.sgd import architectures
+from terrine.features import architectures
 
 MODELS = {
     "scatter": {"lot": 8192, "epochs": 30, "lr": 8.0},

@@ -12,10 +12,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import Recorder, clipped_sum
 from terrine.sgd.clipping import lot as lot_module
 from terrine.sgd.clipping.axis import Unfollowed
-from terrine.sgd.clipping.contribution import Dense, Outer
 from terrine.sgd.clipping.examples import trained
-from terrine.sgd.clipping.rules import norms
-from terrine.sgd.clipping.single import Single, Vector
 from terrine.sgd.validate import validate
 
 CRITERION = nn.CrossEntropyLoss()
@@ -203,43 +200,6 @@ def test_what_cannot_be_trained_is_found_at_any_depth(inside, why):
         validate(model)
 
 
-class TestOneUseOfALinearMap:
-    """`Single` and `Vector` against `Outer` and `Dense`, which are against the loop elsewhere."""
-
-    @pytest.fixture(params=[(4, 6), (6, 4), (1, 1)], ids=str)
-    def parts(self, request):
-        wide, high = request.param
-        x, g, n = torch.randn(5, wide).double(), torch.randn(5, high).double(), 5
-        single = Single(x, g, x.square().sum(1) * g.square().sum(1))
-        return [
-            (single, Outer(x.view(n, 1, wide), g.view(n, 1, high), (high, wide)), (high, wide)),
-            (Vector(g, g.square().sum(1)), Dense(g), (high,)),
-        ]
-
-    def test_norms_sums_and_gradients(self, parts):
-        factor = torch.rand(5).double()
-        for lean, plain, shape in parts:
-            torch.testing.assert_close(lean.squares(), plain.squares())
-            torch.testing.assert_close(lean.dense().reshape(5, *shape), plain.dense().reshape(5, *shape))
-            expected = torch.einsum("n,n...->...", factor, plain.dense().reshape(5, *shape))
-            torch.testing.assert_close(lean.made(factor), expected)
-            fresh, more = torch.full(shape, torch.nan).double(), torch.ones(shape).double()
-            lean.add_to(fresh, factor, True)
-            lean.add_to(more, factor)
-            torch.testing.assert_close(fresh, expected)
-            torch.testing.assert_close(more, expected + 1)
-
-    def test_dropped_examples_add_nothing_whatever_they_held(self, parts):
-        for lean, plain, shape in parts:
-            rows = plain.dense().reshape(5, *shape).clone()
-            for tensor in (lean.gradients, lean.inputs) if isinstance(lean, Single) else (lean.rows,):
-                tensor[2] = torch.nan
-            kept = lean.drop(torch.arange(5) == 2)
-            rows[2] = 0.0
-            torch.testing.assert_close(kept.made(torch.ones(5).double()), rows.sum(0))
-            assert kept.squares()[2] == 0
-
-
 class Biased(nn.Module):
     """Attention whose mask is trained."""
 
@@ -276,11 +236,9 @@ def test_attention_weights_are_followed():
         agree(Weighted(average).double(), torch.randn(5, 4, 8).double(), torch.randint(3, (5,)))
 
 
-@pytest.mark.parametrize("cached", [1 << 16, 48], ids=["at once", "in parts"])
 @pytest.mark.parametrize("still", [None, "weight", "bias"])
 @pytest.mark.parametrize("shape", [(6,), (2, 3)], ids=str)
-def test_layer_norm_at_once_and_in_parts(cached, still, shape, monkeypatch):
-    monkeypatch.setattr(norms, "_CACHED", cached)
+def test_layer_norm_of_any_shape(still, shape):
     norm = nn.LayerNorm(shape)
     nn.init.normal_(norm.weight)
     model = nn.Sequential(nn.Linear(5, 6), nn.Unflatten(-1, shape), norm, nn.Flatten(1), nn.Linear(24, 3)).double()

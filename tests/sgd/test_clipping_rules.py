@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping import Recorder, clipped_sum, convolved
+from terrine.sgd.clipping import Recorder, clipped_sum, contribution, convolved
 from terrine.sgd.clipping.contribution import Lookup
 
 N = 5
@@ -446,24 +447,12 @@ def test_an_input_changed_in_place_after_its_use_is_refused_as_autograd_does():
 
 SMALL = st.integers(1, 3)
 WAYS = {
-    "as measured": {"_KEPT": convolved._KEPT},
-    "direct": {"_KEPT": 0.0},
-    "direct, one example at a time": {"_KEPT": 0.0, "_CACHE": 1},
-    "ghost, sum by product": {"_KEPT": 1e30, "_LARGE": 1},
-    "ghost, sum by library": {"_KEPT": 1e30},
-}  # costs that force each way a convolution can take
-BY_PRODUCT = {"ghost, sum by product": True, "ghost, sum by library": False}
-
-
-def _sums(way):
-    """Have convolutions that can add up by a product of matrices do so, or not, as the way says."""
-    chosen = convolved.Convolved._is_product
-    if way in BY_PRODUCT:
-
-        def chosen(self):
-            return BY_PRODUCT[way] and self._rows is None and self.geometry.groups == 1
-
-    return mock.patch.object(convolved.Convolved, "_is_product", chosen)
+    "by shape": {},
+    "direct": {"prefers_direct": lambda *_: True},
+    "direct, one example at a time": {"prefers_direct": lambda *_: True, "_AT_ONCE": 1},
+    "ghost": {"prefers_direct": lambda *_: False},
+    "ghost, one example at a time": {"prefers_direct": lambda *_: False, "_AT_ONCE": 1},
+}  # what forces each way a convolution can take
 
 
 @settings(max_examples=90, deadline=None)
@@ -482,7 +471,7 @@ def test_convolutions_of_every_shape(data, way):
     torch.manual_seed(data.draw(st.integers(0, 99)))
     model = kind(each, out, kernel, stride, padding, dilation=tuple(dilation), groups=groups, bias=bias).double()
     x, y = R(3, each, *sizes).double(), torch.linspace(0, 1, 3).double()
-    with mock.patch.multiple(convolved, **WAYS[way]), _sums(way):
+    with mock.patch.multiple(convolved, **WAYS[way]) if WAYS[way] else nullcontext():
         clipped = clipped_sum(model, criterion, x, y, clip=CLIP)
     assert_same(clipped, loop(model, criterion, x, y, CLIP))
 
@@ -495,9 +484,10 @@ def test_convolutions_of_every_shape(data, way):
     st.integers(1, 5),
     st.booleans(),
     st.integers(1, 3),
+    st.sampled_from([True, False, None]),
     st.integers(0, 99),
 )
-def test_linear_maps_of_every_shape_used_any_number_of_times(n, positions, width, height, bias, uses, seed):
+def test_linear_maps_of_every_shape_used_any_number_of_times(n, positions, width, height, bias, uses, direct, seed):
     torch.manual_seed(seed)
     layers = {"a": nn.Linear(width, height, bias=bias), "b": nn.Linear(height, width)}
 
@@ -508,7 +498,10 @@ def test_linear_maps_of_every_shape_used_any_number_of_times(n, positions, width
 
     model = Net(forward, **layers).double()
     x, y = R(n, *positions, width).double(), torch.linspace(0, 1, n).double()
-    assert_same(clipped_sum(model, criterion, x, y, clip=CLIP), loop(model, criterion, x, y, CLIP))
+    prefers = contribution.prefers_direct if direct is None else lambda *_: direct
+    with mock.patch.object(contribution, "prefers_direct", prefers):
+        clipped = clipped_sum(model, criterion, x, y, clip=CLIP)
+    assert_same(clipped, loop(model, criterion, x, y, CLIP))
 
 
 @settings(max_examples=30, deadline=None)
@@ -581,7 +574,7 @@ def test_mutant_clip_after_averaging_is_caught():
 
 
 def test_mutant_norms_without_cross_terms_are_caught(monkeypatch):
-    from terrine.sgd.clipping import contribution, piece
+    from terrine.sgd.clipping import piece
 
     class Apart(contribution.Outer):
         def squares(self):
@@ -589,16 +582,16 @@ def test_mutant_norms_without_cross_terms_are_caught(monkeypatch):
             pairs = zip(first, second, strict=True)
             return sum(contribution.Outer(a, b, self.shape).squares() for a, b in pairs)
 
-    original = piece.together
+    original = piece.combined
 
-    def together(parts):
+    def combined(parts):
         total = original(parts)
         return Apart(total.inputs, total.gradients, total.shape) if isinstance(total, contribution.Outer) else total
 
     model, x, y = prepared(CASES["used twice"])
     expected = loop(model, criterion, x, y, CLIP)
     assert_same(clipped_sum(model, criterion, x, y, clip=CLIP), expected)
-    monkeypatch.setattr(piece, "together", together)
+    monkeypatch.setattr(piece, "combined", combined)
     _caught(clipped_sum(model, criterion, x, y, clip=CLIP), expected)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from terrine.sgd import precision
-from terrine.sgd.clipping import Recorder, clipped_sum, summing
+from terrine.sgd.clipping import Recorder, clipped_sum, contribution
 from terrine.sgd.clipping.rules import linear
 
 LAX = [
@@ -47,10 +47,11 @@ def test_rules_and_sums_are_exact_where_products_are_not(lax, watched, monkeypat
         real = getattr(target, name)
         monkeypatch.setattr(target, name, lambda *a, **k: (seen.append(precision.is_exact()), real(*a, **k))[1])
 
-    spy(linear, "_once")
-    spy(summing.Sums, "_add")
+    spy(linear, "_linear")
+    spy(contribution.Outer, "weighted_sum")
+    spy(contribution.Dense, "weighted_sum")
     model, x, y = nn.Linear(5, 3), torch.randn(4, 5), torch.randint(3, (4,))
-    with mock.patch("terrine.sgd.clipping.trial.misunderstood", return_value=""):
+    with mock.patch("terrine.sgd.clipping.lot.misunderstood", return_value=""):
         if watched:
             recorder = Recorder(model, clip=1.0)
             nn.functional.cross_entropy(model(x), y).backward()

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terrine import check
-from terrine.sgd import architectures
-from terrine.sgd.whitening import Whitening
+from terrine.features import architectures
+from terrine.features.whitening import Whitening
 
 Shape = tuple[int, ...]
 FOR_TABLES = ("linear", "mlp")

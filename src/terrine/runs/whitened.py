@@ -1,6 +1,6 @@
 """Features whitened before a run by DP-SGD: released once, billed as part of the run, kept with the model.
 
-The mean of the features and their channels' second moments are released with noise (`sgd.whitening`); the plan gets
+The mean of the features and their channels' second moments are released with noise (`whitening.py`); the plan gets
 their event as preparation, so training has the noise that keeps the budget of both together. Rows that a coin left out
 add nothing here either. What was released is kept in `owner/` as well: a run that goes on after a crash uses it again
 instead of releasing twice, and the plan of its checkpoint holds.
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from terrine.events import Event
 from terrine.events.codec import from_dict, to_dict
+from terrine.features.whitening import Whitening, private_whitening, whitening_event
 from terrine.receipts import Receipt
 from terrine.runs import coins, recipes
 from terrine.runs.folder import Folder
 from terrine.runs.models import Architecture
 from terrine.runs.settings import Settings
-from terrine.sgd.whitening import Whitening, private_whitening, whitening_event
 
 _KEPT = "owner/whitening.safetensors"
 

@@ -1,4 +1,4 @@
-"""Randomness for lots and noise: AES-256 in counter mode, and normal values from its bits.
+"""Randomness for lots and noise, and normal values from its bits: AES-256 in counter mode, ChaCha20 on other devices.
 
 Every draw has an address: (what it is for, which step). The bits of an address depend on the key and the address
 alone, so a run that is resumed at step t draws what it would have drawn, and the state of a run is its key.
@@ -13,17 +13,18 @@ import enum
 import hashlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
-from terrine.sgd.kernels import Words
-from terrine.sgd.normal import Normals
+from terrine.sgd.keystream import Keystream, keystream
+from terrine.sgd.normal import add_normal
+
+_CPU = torch.device("cpu")
 
 
 class Purpose(enum.IntEnum):
@@ -66,47 +67,31 @@ class Key:
 
 
 class Draw:
-    """The random bits of one address, read in order; its normal values have segments of the keystream to themselves.
+    """The random bits of one address, read in order; normal values have segments of the keystream to themselves.
 
-    A counter block is (purpose, 1 byte; step, 7; segment, 4; counter, 4). OpenSSL's fastest counter mode is the one
-    inside GCM, whose tag is never made: it encrypts zeros with exactly these blocks.
+    A nonce is (purpose, 1 byte; step, 6; segment, 4).
     """
 
     def __init__(self, secret: bytes, purpose: Purpose, step: int) -> None:
         self._secret = secret
-        self._address = int(purpose).to_bytes(1, "big") + step.to_bytes(7, "big")
+        self._address = int(purpose).to_bytes(1, "big") + step.to_bytes(6, "big")
         self._normal = 1
 
     @cached_property
-    def fill(self) -> Callable[[Words], None]:
-        """What overwrites arrays with the bits that are read in order."""
+    def _in_order(self) -> Keystream:
         return self.segment(0)
 
-    def segment(self, index: int) -> Callable[[Words], None]:
-        """What overwrites arrays, one after the other, with the random bits of one segment."""
-        encryptor = Cipher(
-            algorithms.AES(self._secret), modes.GCM(self._address + index.to_bytes(4, "big"))
-        ).encryptor()
-
-        def fill(words: Words) -> None:
-            view = words.data.cast("B")
-            for start in range(0, len(view), len(_ZEROS)):
-                part = view[start : start + len(_ZEROS)]
-                encryptor.update_into(_ZEROS[: len(part)], part)
-
-        return fill
+    def segment(self, index: int, device: torch.device = _CPU) -> Keystream:
+        """The random bits of one segment."""
+        return keystream(self._secret, self._address + index.to_bytes(4, "big"), device)
 
     def seed(self, part: int) -> bytes:
         """32 bytes to seed other generators with, one such seed for each part."""
-        result = np.empty(8, dtype=np.uint32)
-        self.segment(part)(result)
-        return result.tobytes()
+        return self.segment(part).words(8).numpy().tobytes()
 
     def words(self, count: int) -> NDArray[np.uint32]:
         """`count` uniform 32-bit words."""
-        result = np.empty(count, dtype=np.uint32)
-        self.fill(result)
-        return result
+        return self._in_order.words(count).numpy().view(np.uint32)
 
     def chosen(self, population: int, rate: float) -> NDArray[np.int64]:
         """Each of `population` indices independently with probability `rate`, in order.
@@ -176,25 +161,8 @@ class Draw:
         self.add_normal(result, deviation)
         return result
 
-    def normals(self, deviation: float, grid: float = 0.0, over: float = 1.0) -> Normals:
-        """What adds this address's noise to arrays."""
-        return Normals(self.segment, self._secret, self._address, deviation, grid, over)
-
     def _add(self, tensors: Sequence[Tensor], deviation: float, grid: float = 0.0, over: float = 1.0) -> None:
-        simple = [tensor for tensor in tensors if _is_simple(tensor)]
-        self._normal += Normals(self.segment, self._secret, self._address, deviation, grid, over).add(
-            simple, self._normal
-        )
-        for tensor in () if len(simple) == len(tensors) else tensors:
-            if not _is_simple(tensor):
-                plain = tensor.detach()
-                plain.add_(self.normal(*plain.shape, deviation=deviation).to(plain))
-                if grid:
-                    plain.div_(grid).round_().mul_(grid).div_(over)
-
-
-def _is_simple(tensor: Tensor) -> bool:
-    return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.is_contiguous()
-
-
-_ZEROS = memoryview(bytes(1 << 17))
+        for device in dict.fromkeys(tensor.device for tensor in tensors):
+            words = self.segment(self._normal, device).words
+            self._normal += 1
+            add_normal([one for one in tensors if one.device == device], words, deviation, grid, over)

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from terrine.errors import InvalidArgument
-from terrine.sgd import distributed, kernels, products
+from terrine.sgd import distributed
 from terrine.sgd.clipping import Clipped, ClippingRule
 from terrine.sgd.clipping.examples import trained
-from terrine.sgd.clipping.lot import load
 from terrine.sgd.clipping.policy import refuse_strange
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
@@ -36,10 +35,6 @@ class Step:
         self._sums: dict[str, Tensor] = {}
         self._within = 0.0
         self._open = False  # a lot is handed out, and not used up
-        kernels.load()
-        products.load()
-        load()
-        key.draw(Purpose.NOISE, plan.steps).normal(2)  # loads what makes noise: no step shall wait for it
 
     @property
     def rule(self) -> ClippingRule:

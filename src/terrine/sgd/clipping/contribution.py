@@ -1,28 +1,24 @@
 """What one use of a parameter adds to its per-example gradients, kept in the cheapest exact form.
 
-    Outer    g_i = sum_t out_it in_it^T         a linear map used at T positions (a convolution's are its patches)
-    Lookup   g_i = sum_t e_{token_it} grad_it^T a table read at T tokens, never as large as the table
     Dense    g_i as it is                       small parameters, and whatever has no other form
+    Outer    g_i = sum_t out_it in_it^T         a linear map used at T positions
+    Lookup   g_i = sum_t e_{token_it} grad_it^T a table read at T tokens, never as large as the table
 
-Each knows its squared norms (n,) and its weighted sum over the examples. An Outer with T = 1 has norm
-|out| |in|; with more positions it is the smaller of two costs: the gradients themselves ("direct", O(T d e)
-work, n d e memory) or sum_ts (in_t . in_s)(out_t . out_s) ("ghost", O(T^2 (d + e)) work)   [LTL22].
+Each knows its squared norms (n,) and its weighted sum over the examples. An Outer with T = 1 has norm |out| |in|;
+with more positions it takes the cheaper of two ways: the gradients themselves ("direct", O(T d e) work, n d e
+memory) or ghost norms (O(T^2 (d + e)) work)   [LTL22] [BWZK22].
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd import kernels, products
-from terrine.sgd.clipping.room import fits
-from terrine.sgd.kernels import Image, cancelling
+from terrine.sgd.clipping.ghost import ghost_squares, norms_rounded_up, squared_norms, wide
 
 
 class Contribution(Protocol):
@@ -32,8 +28,8 @@ class Contribution(Protocol):
         """The squared norm of every example's gradient."""
         ...
 
-    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        """total += sum_i factor_i g_i; total is contiguous, and where it is fresh it holds nothing yet, not even 0."""
+    def weighted_sum(self, factor: Tensor) -> Tensor:
+        """sum_i factor_i g_i, in the parameter's shape and in float32 or wider."""
         ...
 
     def dense(self) -> Tensor:
@@ -50,30 +46,31 @@ class Dense:
     """The gradients themselves, (n, *shape)."""
 
     rows: Tensor
-    known: Tensor | None = None  # |g_i|^2 where another contribution needed it already
 
     def squares(self) -> Tensor:
-        if self.known is not None:
-            return self.known
-        rows = self.rows.reshape(len(self.rows), -1)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
-        return squared_rows(rows)
+        return squared_norms(self.rows)
 
-    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        rows = self.rows.flatten(1) if self.rows.dim() > 1 else self.rows.unsqueeze(1)
-        if rows.shape[1] >= WIDE and kernels.take(rows, factor, total) and rows.is_contiguous():
-            kernels.add_weighted(total, rows, factor, fresh)
-        elif rows.dtype is total.dtype is factor.dtype:
-            total.view(-1).addmv_(rows.t(), factor, beta=float(not fresh))
-        else:
-            total.view(-1).addmv_(rows.t().to(total.dtype), factor.to(total.dtype), beta=float(not fresh))
+    def weighted_sum(self, factor: Tensor) -> Tensor:
+        rows = wide(self.rows)
+        order = sorted(range(1, rows.dim()), key=rows.stride, reverse=True)  # as they lie in memory: nothing is copied
+        laid = rows.permute(0, *order)
+        total = torch.mv(laid.reshape(len(laid), -1).t(), factor.to(rows.dtype)).view(laid.shape[1:])
+        return total.permute([order.index(axis) for axis in range(1, rows.dim())])
 
     def dense(self) -> Tensor:
         return self.rows
 
     def drop(self, examples: Tensor) -> Dense:
         return Dense(without(self.rows, examples))
+
+
+def outer(inputs: Tensor, gradients: Tensor, shape: tuple[int, ...]) -> Contribution:
+    """g_i = sum_t out_it in_it^T of `inputs` (n, T, d) and `gradients` (n, T, e), in the cheaper form."""
+    _, positions, width = inputs.shape
+    height = gradients.shape[2]
+    if positions > 1 and prefers_direct(positions, width, height, positions * (width + height)):
+        return Dense(torch.bmm(gradients.mT, inputs).view(-1, *shape))
+    return Outer(inputs, gradients, shape)
 
 
 @dataclass
@@ -83,244 +80,97 @@ class Outer:
     inputs: Tensor
     gradients: Tensor
     shape: tuple[int, ...]
-    input_lengths: Tensor | None = None  # |in_i| where it is known already
-    gradient_lengths: Tensor | None = None  # |out_i|
-    _rows: Tensor | None = field(default=None, repr=False)
-    _turned: bool = field(default=False, repr=False)  # rows are (d, e), not (e, d)
-    _squares: Tensor | None = field(default=None, repr=False)
-    _sums: Tensor | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.inputs.shape[1] > 1:
-            self.inputs, self.gradients = _side_by_side(self.inputs), _side_by_side(self.gradients)
 
     def squares(self) -> Tensor:
-        if self._squares is None:
-            self._squares = self._norms()
-        return self._squares
+        if self.inputs.shape[1] == 1:
+            return (norms_rounded_up(self.inputs) * norms_rounded_up(self.gradients)).square_().squeeze(1)
+        return ghost_squares(self.inputs, self.gradients)
 
-    def out_sums(self) -> Tensor:
-        """sum_t out_it, (n, e), which kernels make along with the norms."""
-        if self.inputs.shape[1] > 1 and kernels.take(self.inputs, self.gradients):
-            self.squares()
-        return self.gradients.sum(1) if self._sums is None else self._sums
-
-    def _norms(self) -> Tensor:
-        n, positions, width = self.inputs.shape
-        height = self.gradients.shape[2]
-        if positions == 1:
-            inputs, gradients = self.input_lengths, self.gradient_lengths
-            inputs = lengths(self.inputs.flatten(1)) if inputs is None else inputs
-            gradients = lengths(self.gradients.flatten(1)) if gradients is None else gradients
-            return (inputs * gradients).square_()
-        compiled = kernels.take(self.inputs, self.gradients)
-        prefers = kernels.prefers_direct if compiled else prefers_direct
-        if prefers(positions, width, height) and fits(n * width * height, self.gradients):
-            return self._direct_squares()
-        return self.ghost()
-
-    def ghost(self) -> Tensor:
-        """The squared norms by Gram matrices."""
-        if kernels.take(self.inputs, self.gradients):
-            squares, self._sums = Image(self.inputs.unsqueeze(1)).squares(self.gradients)
-            return squares
-        inner = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
-        outer = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
-        (_, positions, width), height = self.inputs.shape, self.gradients.shape[2]
-        squares, alone = cancelling.summed(inner, outer)
-        return cancelling.settled(squares, alone, self.steps(), positions, width * height, self._some_squares)
-
-    def steps(self) -> int:
-        """As many roundings as an entry of a Gram matrix takes, see `cancelling.py`."""
-        width, height = self.inputs.shape[2], self.gradients.shape[2]
-        return kernels.steps(width, height) if kernels.take(self.inputs, self.gradients) else width + height
-
-    def made(self, factor: Tensor) -> Tensor | None:
-        """The weighted sum in memory of its own, where that is faster."""
-        return None if self._rows is not None else products.weighted(self.gradients, self.inputs, factor)
-
-    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
+    def weighted_sum(self, factor: Tensor) -> Tensor:
         inputs, gradients = self.inputs, self.gradients
-        flat = total.view(gradients.shape[2], inputs.shape[2])
-        if self._rows is not None:
-            if self._turned:
-                turned = total.new_empty(inputs.shape[2], len(flat))
-                Dense(self._rows).add_to(turned, factor, fresh=True)
-                _ = flat.copy_(turned.t()) if fresh else flat.add_(turned.t())
-            else:
-                Dense(self._rows).add_to(total, factor, fresh)
-            return
-        if products.add_weighted(flat, gradients, inputs, factor, fresh):
-            return
-        made = self.made(factor) if total.dtype is gradients.dtype else None
-        if made is not None:
-            _ = flat.copy_(made) if fresh else flat.add_(made)
-            return
-        left, right, scale = products.flattened(gradients, inputs, factor)
-        scale = scale.to(right.dtype).unsqueeze(1)
-        if right.shape[1] < left.shape[1]:
-            left, right = left.t(), right * scale
+        scale = factor.to(inputs.dtype).view(-1, 1, 1)
+        if inputs.shape[2] < gradients.shape[2]:
+            inputs = inputs * scale
         else:
-            left = (left * scale).t()
-        if total.dtype is not right.dtype:
-            left, right = left.to(total.dtype), right.to(total.dtype)
-        flat.addmm_(left, right, beta=float(not fresh))
+            gradients = gradients * scale
+        return torch.mm(gradients.flatten(0, 1).t(), inputs.flatten(0, 1)).view(self.shape)
 
     def dense(self) -> Tensor:
-        if self._rows is None:
-            self._direct_squares()
-        assert self._rows is not None
-        rows = self._rows
-        if self._turned:
-            rows = rows.view(len(rows), self.inputs.shape[2], -1).transpose(1, 2)
-        return rows.reshape(-1, *self.shape)
+        return torch.bmm(self.gradients.mT, self.inputs).view(-1, *self.shape)
 
     def drop(self, examples: Tensor) -> Outer:
         return Outer(without(self.inputs, examples), without(self.gradients, examples), self.shape)
 
-    def _some_squares(self, examples: Tensor) -> Tensor:
-        rows = torch.bmm(self.gradients[examples].transpose(1, 2), self.inputs[examples])
-        return squared_rows(rows.flatten(1))
-
-    def _direct_squares(self) -> Tensor:
-        """The gradients themselves, and their squared norms."""
-        n, _, width = self.inputs.shape
-        height = self.gradients.shape[2]
-        rows = self._rows = self.gradients.new_empty(n, height * width)
-        if kernels.take(self.inputs, self.gradients):
-            self._turned, squares, self._sums = Image(self.inputs.unsqueeze(1)).gradients(self.gradients, rows)
-            return squares
-        torch.bmm(self.gradients.transpose(1, 2), self.inputs, out=rows.view(n, height, width))
-        return squared_rows(rows)
-
 
 @dataclass
 class Lookup:
-    """g_i has the rows grad_it at tokens (n, T), added up: `tokens` (n, T), `gradients` (n, T, d).
-
-    One order by (token, example) serves both the norm and the sum: places of equal rows lie side by side.
-    """
+    """g_i has the rows grad_it at tokens (n, T), added up: `tokens` (n, T), `gradients` (n, T, d)."""
 
     tokens: Tensor
     gradients: Tensor
     shape: tuple[int, ...]
 
-    @cached_property
-    def _sorted(self) -> tuple[Tensor, Tensor]:
-        """Where in (n T) the tokens lie, in their order, and where each token ends there."""
-        return by_token(self.tokens.reshape(-1), self.shape[0])
-
     def squares(self) -> Tensor:
-        """Rows of equal (example, token) are added first: sum over unique pairs of |sum of their rows|^2."""
+        """Rows of one token of one example are added first: sum over unique (example, token) of |sum of rows|^2."""
         n, positions, _ = self.gradients.shape
-        if positions == 1:
-            return squared_rows(self.gradients.flatten(1))
-        place, _ = self._sorted
-        token, example = self.tokens.reshape(-1)[place], place // positions
-        again = (token[1:] == token[:-1]).logical_and_(example[1:] == example[:-1])
-        if not again.any():
-            return squared_rows(self.gradients.flatten(1))
-        rows, none = self._rows, again.new_zeros(1)
-        members = torch.cat([none, again]).logical_or_(torch.cat([again, none])).nonzero().flatten()
-        starts = (~torch.cat([none, again])[members]).nonzero().flatten()
-        place = place[members]
-        sums = functional.embedding_bag(place, rows, starts, mode="sum")
-        alone = squared_rows(rows).index_fill_(0, place, 0.0).view(n, positions).sum(1)
-        return alone.index_add_(0, example[members][starts], squared_rows(sums))
+        token, order = self.tokens.sort(dim=1)
+        first = torch.ones_like(token, dtype=torch.bool)
+        first[:, 1:] = token[:, 1:] != token[:, :-1]
+        if first.all():
+            return squared_norms(self.gradients.flatten(1))
+        place = order + torch.arange(n, device=order.device).unsqueeze(1) * positions
+        starts = first.flatten().nonzero().flatten()
+        unique = functional.embedding_bag(place.flatten(), self._flat, starts, mode="sum")
+        return self.gradients.new_zeros(n).index_add_(0, starts // positions, squared_norms(unique))
 
-    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        place, ends = self._sorted
-        rows = self._rows
-        add_by_token(total, rows, place, factor.to(rows.dtype)[place // self.gradients.shape[1]], ends, fresh)
+    def weighted_sum(self, factor: Tensor) -> Tensor:
+        n, positions, _ = self.gradients.shape
+        weight = factor.to(self.gradients.dtype).repeat_interleave(positions)
+        place = torch.arange(n * positions, device=self.tokens.device)
+        return summed_by_token(self.tokens.flatten(), self._flat, place, weight, self.shape[0])
 
     @property
-    def _rows(self) -> Tensor:
-        return wide(self.gradients.flatten(0, 1))
+    def _flat(self) -> Tensor:
+        return self.gradients.flatten(0, 1)
 
     def dense(self) -> Tensor:
-        n, _, width = self.gradients.shape
-        order = torch.arange(n, device=self.tokens.device).view(-1, 1) * self.shape[0]
-        rows = self._rows
-        table = rows.new_zeros(n * self.shape[0], width)
-        table.index_add_(0, (self.tokens + order).flatten(), rows)
-        return table.view(n, *self.shape)
+        n = len(self.tokens)
+        table = self.gradients.new_zeros(n * self.shape[0], self.shape[1])
+        first = torch.arange(n, device=self.tokens.device).unsqueeze(1) * self.shape[0]
+        return table.index_add_(0, (self.tokens + first).flatten(), self._flat).view(n, *self.shape)
 
     def drop(self, examples: Tensor) -> Lookup:
         return Lookup(self.tokens, without(self.gradients, examples), self.shape)
 
 
-def by_token(tokens: Tensor, many: int) -> tuple[Tensor, Tensor]:
-    """The places of tokens below `many` in the order of the tokens, equal ones as they come; where each token ends."""
-    if tokens.device.type == "cpu":
-        return kernels.in_order(tokens.long(), many)
-    return torch.sort(tokens, stable=True).indices, torch.bincount(tokens, minlength=many).cumsum(0)
+def summed_by_token(tokens: Tensor, rows: Tensor, place: Tensor, weight: Tensor, vocabulary: int) -> Tensor:
+    """(vocabulary, d): for every token, the sum of weight_j rows_(place_j) over all j that have it.
 
-
-def add_by_token(total: Tensor, rows: Tensor, place: Tensor, weight: Tensor, ends: Tensor, fresh: bool) -> None:
-    """total_t += sum of weight_j rows_(place_j) over all j of token t, which end before ends_t; = where it is fresh."""
-    if fresh or 4 * len(place) >= len(total):
-        if not kernels.add_gathered(total, rows, place, weight, ends, fresh):
-            sums = _bags(rows, place, weight, ends)
-            _ = total.copy_(sums) if fresh else total.add_(sums)
-        return
-    found = torch.diff(ends, prepend=ends.new_zeros(1)).nonzero().flatten()
-    total.index_add_(0, found, _bags(rows, place, weight, ends[found]).to(total.dtype))
-
-
-def _bags(rows: Tensor, place: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    starts = torch.cat([ends.new_zeros(1), ends[:-1]]).to(place.dtype)
-    return functional.embedding_bag(place, rows, starts, mode="sum", per_sample_weights=weight)
-
-
-def kept(part: Contribution) -> int:
-    """The bytes of the per-example gradients a contribution keeps, if it does."""
-    rows = getattr(part, "_rows", None)
-    return 0 if rows is None else rows.numel() * rows.element_size()
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """At least float32: norms and sums are never taken in half precision."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-
-
-def squared_rows(rows: Tensor) -> Tensor:
-    """|row|^2 of every row, in float32 or wider."""
-    norms: Tensor = torch.linalg.vector_norm(wide(rows), dim=1)
-    return norms.square_()
-
-
-def lengths(rows: Tensor) -> Tensor:
-    """|row| of every row, in float32 or wider, for products: one may be as small as another is large."""
-    norms: Tensor = torch.linalg.vector_norm(wide(rows), dim=1)
-    return rounded_up(norms, rows.shape[1])
-
-
-def rounded_up(norms: Tensor, width: int) -> Tensor:
-    """Norms of so many numbers, in place, with all that squares can lose below the smallest number there is."""
-    return norms.add_(math.sqrt(width * torch.finfo(norms.dtype).tiny))
-
-
-def prefers_direct(positions: int, width: int, height: int) -> bool:
-    """Whether the gradients themselves are cheaper than the two Gram matrices.
-
-    Direct: the products that the sum needs anyway, then written and read twice. Ghost: its products come on top.
+    Places in the order of their tokens are bags, one for each token: their sum reads every row once, and adds up in
+    the same order on every device.
     """
-    ghost = positions * positions * (width + height + 64)
-    direct = TRAFFIC * width * height
-    return direct <= ghost
+    token, order = tokens.sort(stable=True)
+    starts = torch.searchsorted(token, torch.arange(vocabulary, device=token.device, dtype=token.dtype))
+    return functional.embedding_bag(place[order], rows, starts, mode="sum", per_sample_weights=weight[order])
 
 
-TRAFFIC = 24.0  # multiply-adds that fit into the time one number takes to memory and back, twice
+def prefers_direct(positions: int, width: int, height: int, activations: int) -> bool:
+    """Whether to compute the gradients themselves, width * height numbers for an example with so many positions.
+
+    Their products are those that the weighted sum needs anyway, then written and read twice; ghost norms come on top
+    of it. The gradients stay in memory until they are clipped, so they may be a few times as many as the activations.
+    """
+    size = width * height
+    return _TRAFFIC * size <= positions**2 * (width + height + 64) and size <= _KEPT * activations
 
 
-WIDE = 1 << 12  # numbers of a gradient from which on the library's sums of rows are slow
+_TRAFFIC = 24  # multiply-adds in the time one number takes to memory and back, twice
+_KEPT = 4  # times the activations that per-example gradients may take
 
-CACHED = 1 << 18  # numbers that stay in a core's cache from one operation to the next
 
-
-def _side_by_side(rows: Tensor) -> Tensor:
-    """The same with the last dimension's numbers side by side, as kernels want them."""
-    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
+def kept_bytes(part: Contribution) -> int:
+    """The bytes of the per-example gradients a contribution keeps."""
+    return part.rows.numel() * part.rows.element_size() if isinstance(part, Dense) else 0
 
 
 def without(tensor: Tensor, examples: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ import logging
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,6 @@ from torch.utils.checkpoint import CheckpointError
 
 from terrine import check
 from terrine.errors import InvalidArgument
-from terrine.sgd import pages
 from terrine.sgd.clipping import constants
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.axis import Unfollowed
@@ -70,7 +68,6 @@ def clipped_sum(
     Raises: InvalidArgument where the model or the loss mixes examples.
     """
     rule, size = as_rule(clip), count(y)
-    pages.keep()
     validate(model)
     refuse_shared_denominator(criterion, y)
     parameters = trained(model)
@@ -90,13 +87,6 @@ def clipped_sum(
         norms.append(work.part(part(x, start, stop), part(y, start, stop)) if stop - start < size else work.part(x, y))
         start = stop
     return Clipped(sums.totals(), torch.cat(norms) if len(norms) > 1 else norms[0])
-
-
-@lru_cache(maxsize=1)
-def load() -> None:
-    """A lot for nobody: what every step runs is in memory before the first one."""
-    with torch.random.fork_rng(devices=[]):
-        clipped_sum(nn.Linear(2, 2), nn.CrossEntropyLoss(), torch.ones(3, 2), torch.ones(3, dtype=torch.long), clip=1.0)
 
 
 @dataclass

@@ -29,11 +29,10 @@ class Part(Tape):
         self,
         parameters: dict[str, nn.Parameter],
         examples: int,
-        share: float,
         constants: Sequence[Constant],
         through: Through,
     ) -> None:
-        super().__init__(parameters, examples, share, constants)
+        super().__init__(parameters, examples, constants)
         self.norms: Tensor | None = None  # once its gradients, times `scale`, are clipped and added up
         self.scale = 1.0
         self._through, self._waiting = through, 0

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, wide
-from terrine.sgd.clipping.together import together
+from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup
+from terrine.sgd.clipping.ghost import wide
+from terrine.sgd.clipping.tied import combined
 
 
 @dataclass(eq=False, slots=True)
@@ -46,7 +47,7 @@ def settle(pieces: list[Piece], examples: int) -> None:
     """Carry every derived piece's contributions to the parameters, the last made first."""
     for piece in reversed(pieces):
         if piece.parents and piece.contributions and not is_view(piece):
-            _carry(piece, together(piece.contributions), examples)
+            _carry(piece, combined(piece.contributions), examples)
 
 
 def is_view(piece: Piece) -> bool:
@@ -57,13 +58,13 @@ def is_view(piece: Piece) -> bool:
 def merged(root: Piece) -> Contribution:
     """One contribution for a parameter and all its views."""
     if not root.views:
-        return together(root.contributions)
+        return combined(root.contributions)
     parts = [root, *(view for view in root.views if view.contributions)]
     parts = [part for part in parts if part.contributions]
     if len(parts) == 1 and parts[0] is root:
-        return together(root.contributions)
+        return combined(root.contributions)
     places = [_place(part.value, root.value) for part in parts]
-    mixed = Views([together(part.contributions) for part in parts], places, tuple(root.value.shape))
+    mixed = Views([combined(part.contributions) for part in parts], places, tuple(root.value.shape))
     return mixed if mixed.disjoint() else Dense(mixed.dense())
 
 
@@ -84,14 +85,12 @@ class Views:
     def squares(self) -> Tensor:
         return torch.stack([part.squares() for part in self.parts]).sum(0)
 
-    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        total = total.zero_() if fresh else total
-        for part, place in zip(self.parts, self.places, strict=True):
-            view = total.as_strided(*place)
-            target = view if view.is_contiguous() else torch.zeros_like(view, memory_format=torch.contiguous_format)
-            part.add_to(target, factor)
-            if target is not view:
-                view.add_(target)
+    def weighted_sum(self, factor: Tensor) -> Tensor:
+        parts = [part.weighted_sum(factor) for part in self.parts]
+        total = parts[0].new_zeros(self._numbers())
+        for part, place in zip(parts, self.places, strict=True):
+            total.as_strided(*place).add_(part)
+        return total.view(self.shape)
 
     def dense(self) -> Tensor:
         parts = [wide(part.dense()) for part in self.parts]

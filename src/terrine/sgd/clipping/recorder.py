@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from terrine.errors import InvalidArgument
-from terrine.sgd import pages
 from terrine.sgd.clipping import constants
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.chunks import FIRST, bytes_of, recorded
@@ -27,8 +26,6 @@ from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.validate import validate
 
-_SHARE = 0.2  # so much of the memory of its activations may a recorded part's per-example gradients take
-
 
 class Recorder:
     """Watches an ordinary forward and backward pass, and turns what it saw into a clipped sum.
@@ -38,7 +35,6 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module, *, clip: float | ClippingRule) -> None:
-        pages.keep()
         validate(model)
         self.model = model
         self.clip: ClippingRule = as_rule(clip)
@@ -156,7 +152,7 @@ class Recorder:
     def _begin(self, sizes: list[int], parameters: dict[str, nn.Parameter]) -> list[Part]:
         self._lots = [lot for lot in self._lots if any(part.heard for part in lot)]
         made = constants.of(self.model)
-        self._lots.append([Part(parameters, size, _SHARE, made, self._through) for size in sizes])
+        self._lots.append([Part(parameters, size, made, self._through) for size in sizes])
         return self._lots[-1]
 
     def _sizes(self, module: nn.Module, given: Any, x: Tensor, parameters: dict[str, nn.Parameter]) -> list[int]:
@@ -175,7 +171,7 @@ class Recorder:
 
         The trial is not part of the lot: a run that is resumed cuts its lots as it would have without a break.
         """
-        part = Part(parameters, FIRST, _SHARE, constants.of(module), lambda _: None)
+        part = Part(parameters, FIRST, constants.of(module), lambda _: None)
         try:
             with torch.random.fork_rng(devices=[]), self._watching(part, given):
                 output = module.forward(*given[0], **given[1])

@@ -9,7 +9,6 @@ Functions, not modules, are watched: tied weights, functional calls and raw para
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,10 +23,9 @@ from torch.overrides import TorchFunctionMode
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow, must_agree
 from terrine.sgd.clipping.constants import MAKES, Constant
-from terrine.sgd.clipping.contribution import Contribution, kept
+from terrine.sgd.clipping.contribution import Contribution, kept_bytes
 from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
-from terrine.sgd.clipping.room import limit
-from terrine.sgd.precision import exact, is_exact
+from terrine.sgd.precision import exact
 
 log = logging.getLogger("terrine.sgd")
 
@@ -59,11 +57,7 @@ Forward = Callable[["Tape", Use], Any]
 
 RULES: dict[Any, Rule] = {}
 FORWARDS: dict[Any, Callable[..., Any]] = {}  # functions computed in another way while watched
-PREPARE: dict[Any, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {}  # functions that like their arguments otherwise
-
 COMPUTE: dict[Any, Callable[..., tuple[Tensor, Any] | None]] = {}  # output and what the rule wants to know, at once
-
-FASTER: dict[Any, Callable[..., Tensor | None]] = {}  # functions without parameters: their output by another way
 
 
 def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
@@ -77,19 +71,10 @@ def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 class Tape(TorchFunctionMode):
-    """Watches torch functions over a lot of `examples` examples.
+    """Watches torch functions over a lot of `examples` examples."""
 
-    Per-example gradients are kept in memory up to `share` of the activations; beyond, norms take the way without.
-    """
-
-    def __init__(
-        self,
-        parameters: dict[str, nn.Parameter],
-        examples: int,
-        share: float = math.inf,
-        constants: Sequence[Constant] = (),
-    ) -> None:
-        self.parameters, self.examples, self.share = parameters, examples, share
+    def __init__(self, parameters: dict[str, nn.Parameter], examples: int, constants: Sequence[Constant] = ()) -> None:
+        self.parameters, self.examples = parameters, examples
         self._expected = constants
         self._constants: list[Constant] = []  # that are still to come in this pass, the last one first
         self.roots = {name: Piece(p.detach(), p, name) for name, p in parameters.items()}
@@ -101,7 +86,6 @@ class Tape(TorchFunctionMode):
         self.rows = 0  # of per-example gradients that are kept
         self._key = object()
         self._sleeping = False
-        self._exact = is_exact()
 
     def mark(self, lot: Any) -> None:
         """Say that these tensors, with which a pass begins, hold one example per index of their first dimension."""
@@ -159,10 +143,7 @@ class Tape(TorchFunctionMode):
         if name == "view" and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
             func = Tensor.reshape  # channels may lie last in memory where the model does not expect it
         sources = self._sources(given)
-        faster = FASTER.get(func) if sources and args else None
-        result = None if faster is None else faster(*args, **kwargs)
-        if result is None:
-            result = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if name in MAKES and self._is_examples(name, result):
             return result
         if sources:
@@ -266,8 +247,6 @@ class Tape(TorchFunctionMode):
             kwargs = {key: self.plain(value) for key, value in kwargs.items()}
         if not found:
             raise Unfollowed(f"{name}: a parameter inside a list")
-        if func in PREPARE and len(args) > 1:
-            args = PREPARE[func](args)
         computed = COMPUTE[func](*args, **kwargs) if func in COMPUTE else None
         out, extra = computed or (func(*args, **kwargs), None)
         if not isinstance(out, Tensor):
@@ -286,7 +265,7 @@ class Tape(TorchFunctionMode):
         self.bytes += 3 * out.numel() * out.element_size()
         versions = [(tensor, tensor._version) for tensor in _tensors(use.args) if tensor is not out]
         if out._is_view():  # changed in place, it would begin a history anew, and nobody would be heard
-            out = _no_view(out, out.shape)
+            out = _NoView.apply(out)  # type: ignore[no-untyped-call]
         hear = partial(self._hear, use, rule, versions)
         if out.requires_grad:
             _before(out, hear)
@@ -304,16 +283,8 @@ class Tape(TorchFunctionMode):
                 raise Unfollowed("an input of a layer was changed in place after its use; use the out-of-place form")
         versions.clear()
         self.heard = True
-        limit(max(_ROOM, self.share * self.bytes) - self.rows)
-        kind = gradient.device.type
-        try:
-            if torch.is_grad_enabled() or torch.is_autocast_enabled(kind) or not self._exact:
-                with torch.no_grad(), torch.autocast(kind, enabled=False), exact():
-                    self._keep(rule(use, gradient))
-            else:  # as a backward pass mostly is
-                self._keep(rule(use, gradient))
-        finally:
-            limit(math.inf)
+        with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False), exact():
+            self._keep(rule(use, gradient))
         use.args, use.extra = (), None
 
     def _keep(self, found: list[tuple[Piece, Contribution]]) -> None:
@@ -321,7 +292,7 @@ class Tape(TorchFunctionMode):
             piece.contributions.append(contribution)
             if piece.simple:
                 self.squares[piece.name] = contribution.squares()
-            self.rows += kept(contribution)
+            self.rows += kept_bytes(contribution)
 
     def plain(self, value: Any) -> Any:
         """`value` with pieces replaced by what the forward pass computes with."""
@@ -384,6 +355,19 @@ class Tape(TorchFunctionMode):
         return piece
 
 
+class _NoView(torch.autograd.Function):
+    """A tensor with the same memory and gradient that is no view of another."""
+
+    @staticmethod
+    def forward(_ctx: Any, tensor: Tensor) -> Tensor:
+        memory, place = tensor.untyped_storage(), tensor.storage_offset()
+        return tensor.new_empty(0).set_(memory, place, tensor.shape, tensor.stride())
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
 class _Anchored(torch.autograd.Function):
     """Makes a tensor require grad without copying it; its gradient is heard, and goes nowhere."""
 
@@ -417,12 +401,8 @@ def _before(out: Tensor, hear: Callable[[Tensor], None]) -> None:
         node.register_prehook(hook)
 
 
-_no_view = torch.ops.aten._unsafe_view.default  # the same memory and gradient, on its own
-
 ANCHOR = torch.zeros((), requires_grad=True)
 """Where every watched backward pass ends; it never receives a gradient."""
-
-_ROOM = 32 << 20  # bytes of per-example gradients that may always be kept
 
 _EXPANDS = frozenset({"expand", "expand_as", "broadcast_to", "repeat"})
 _TURNS = frozenset({"T", "mT", "H", "mH"})  # attributes that are functions of the tensor

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
 from terrine.errors import InvalidArgument, TerrineError
-from terrine.sgd import generators, pages
+from terrine.sgd import generators
 from terrine.sgd.clipping import constants
 from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.constants import Constant
@@ -60,7 +60,7 @@ def misunderstood(model: nn.Module, parameters: dict[str, nn.Parameter], args: A
         if size < 2 or not parameters or not _can_be_cut(model, (args, kwargs), size):
             return ""
         many = min(size, COMPANY)
-        with pages.aside(), _steady(model), torch.enable_grad():
+        with _steady(model), torch.enable_grad():
             known[key] = _tried(model, parameters, _picked((args, kwargs), size, many), many)
     return known[key]
 
@@ -251,7 +251,7 @@ class _Trial:
             square = _square(rest)
             norm += square
             if name in parts:
-                parts[name].add_to(rest, -only.to(rest))
+                rest.sub_(parts[name].weighted_sum(only))
             else:
                 lost += square
             difference += _square(rest)

@@ -8,7 +8,6 @@ from terrine.sgd.clipping.rules import (
     linear,
     norms,
     recurrent,
-    unlearned,
 )
 
-__all__ = ["attention", "convolution", "elementwise", "embedding", "linear", "norms", "recurrent", "unlearned"]
+__all__ = ["attention", "convolution", "elementwise", "embedding", "linear", "norms", "recurrent"]

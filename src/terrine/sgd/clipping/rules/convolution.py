@@ -1,14 +1,13 @@
 """Convolutions: a linear map applied to every patch, so g_W = sum over patches l of y'_l patch_l^T.
 
 A transposed convolution is the same with input and output gradient exchanged. The forward pass runs with channels
-last in memory, where convolutions are fastest, unless the weight, which lies otherwise, is much larger than the image.
+last in memory, where convolutions are fastest on a processor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
@@ -16,18 +15,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import folded
-from terrine.sgd.clipping.contribution import Contribution, Dense, wide
-from terrine.sgd.clipping.convolved import Convolved
-from terrine.sgd.clipping.patches import Geometry, channels_last, each
+from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.convolved import Geometry, convolution
+from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.piece import Piece
-from terrine.sgd.clipping.single import vector
-from terrine.sgd.clipping.tape import COMPUTE, PREPARE, Use, rule_for
+from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 
 Found = list[tuple[Piece, Contribution]]
 
 
 @rule_for(functional.conv1d, functional.conv2d, functional.conv3d)
-def convolution(use: Use, gradient: Tensor) -> Found:
+def direct(use: Use, gradient: Tensor) -> Found:
     """A convolution's weight and bias."""
     weight, bias = use.piece(1, "weight"), use.piece(2, "bias")
     image = use.argument(0, "input").detach()
@@ -75,102 +73,42 @@ def _found(
 ) -> Found:
     fold = folded(gradient.shape, use.where, use.examples, "convolution")
     found: Found = []
-    sums = None
     if weight is not None:
         shape = tuple(weight.value.shape)
-        part: Any = Convolved(channels_last(image), channels_last(out), geometry, shape)
-        if bias is not None and weight.simple and out is gradient:
-            sums = part.out_sums()
+        part = convolution(_channels_last(image), _channels_last(out), geometry, shape)
         found.append((weight, part if fold == 1 else Dense(part.dense().reshape(-1, fold, *shape).sum(1))))
     if bias is not None:
-        sums = wide(gradient).movedim(1, -1).flatten(1, -2).sum(1) if sums is None else sums
-        found.append((bias, vector(bias, sums if fold == 1 else sums.reshape(-1, fold, sums.shape[1]).sum(1))))
+        sums = wide(gradient).flatten(2).sum(2)
+        found.append((bias, Dense(sums if fold == 1 else sums.reshape(-1, fold, sums.shape[1]).sum(1))))
     return found
 
 
-def _laid_out(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same arguments with the image as convolutions are fastest: its channels last, or as the weight is."""
-    image, weight, *others = args
-    if image.dim() not in (4, 5) or image.device.type != "cpu":
-        return args
-    return (image.contiguous() if _is_heavy(weight, image) else _last(image), weight, *others)
+def _channels_last(tensor: Tensor) -> Tensor:
+    """An image (n, channels, *sizes) as (n, *sizes, channels), contiguous, in single precision or wider."""
+    return wide(tensor).movedim(1, -1).contiguous()
 
 
-def _laid_out_for_columns(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same, but one channel is never said to lie last where a stride leaves one column of the output.
+def _computed(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
+    """The function with channels last in memory, where a processor's convolutions and poolings are fastest."""
 
-    The library reads beyond such an image.
-    """
-    image, weight, *others = args
-    if image.dim() not in (4, 5) or image.shape[1] > 1 or not _may_leave_one_column(image, weight, *others):
-        return _laid_out(args)
-    return (image.contiguous().squeeze(1).unsqueeze(1), weight, *others)
+    def compute(image: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        if image.dim() not in (4, 5) or image.device.type != "cpu":
+            return function(image, *args, **kwargs), None
+        layout = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
+        out = function(image.contiguous(memory_format=layout), *args, **kwargs)
+        return out.contiguous(memory_format=layout), None
 
-
-def _may_leave_one_column(
-    image: Tensor,
-    weight: Tensor,
-    _bias: Any = None,
-    stride: Any = None,
-    padding: Any = None,
-    dilation: Any = 1,
-    *_: Any,
-) -> bool:
-    if stride is None or padding is None:
-        return True  # they may be among the arguments given by name
-    geometry = _geometry(weight, stride, padding, dilation, 1)
-    return geometry.stride[-1] > 1 and geometry.places(image.movedim(1, -1))[-1] <= 1
+    return compute
 
 
-def _is_heavy(weight: Tensor, image: Tensor) -> bool:
-    """Whether to rearrange the weight would cost more than all that channels last would save."""
-    return weight.is_contiguous() and weight.numel() >= HEAVY * image.numel()
-
-
-HEAVY = 2
-
-
-def _last(tensor: Tensor) -> Tensor:
-    tensor = tensor.contiguous(memory_format=_layout(tensor))
-    if tensor.shape[1] > 1 or tensor.requires_grad:
-        return tensor
-    steps = [prod(tensor.shape[axis + 1 :]) for axis in range(2, tensor.dim())]
-    return tensor.as_strided(tensor.shape, (prod(tensor.shape[1:]), 1, *steps))  # one channel: say which layout it is
-
-
-def _layout(tensor: Tensor) -> torch.memory_format:
-    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-
-
-PREPARE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _laid_out_for_columns))
-PREPARE.update(dict.fromkeys((functional.conv_transpose2d, functional.conv_transpose3d), _laid_out))
-
-
-def _computed(
-    image: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> tuple[Tensor, None] | None:
-    """The convolution with the weight laid out once: the library would do it on the way there and on the way back."""
-    if groups > 1 or image.dim() != weight.dim() or image.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
-        return None
-    if weight.device.type != "cpu" or _is_heavy(weight, image):
-        return None
-    library = functional.conv2d if weight.dim() == 4 else functional.conv3d
-    return library(image, weight.contiguous(memory_format=_layout(weight)), bias, stride, padding, dilation), None
-
-
-COMPUTE.update(dict.fromkeys((functional.conv2d, functional.conv3d), _computed))
+for _function in (functional.conv2d, functional.conv3d, functional.conv_transpose2d, functional.conv_transpose3d):
+    COMPUTE[_function] = _computed(_function)
 
 
 def _geometry(weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:
     kernel = tuple(weight.shape[2:])
-    dilation = each(dilation, len(kernel))
-    return Geometry(kernel, each(stride, len(kernel)), _sides(padding, kernel, dilation), dilation, groups)
+    dilation = _each(dilation, len(kernel))
+    return Geometry(kernel, _each(stride, len(kernel)), _sides(padding, kernel, dilation), dilation, groups)
 
 
 def _sides(
@@ -181,4 +119,11 @@ def _sides(
     if value == "same":
         totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
-    return tuple((side, side) for side in each(value, len(kernel)))  # type: ignore[arg-type]
+    return tuple((side, side) for side in _each(value, len(kernel)))  # type: ignore[arg-type]
+
+
+def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """One number for each dimension, as torch reads one for all."""
+    if isinstance(value, int):
+        return (value,) * dims
+    return tuple(value) * (dims if len(value) == 1 else 1)

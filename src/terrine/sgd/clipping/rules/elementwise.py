@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import FRONT, Unfollowed
-from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, wide
+from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup
+from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Use, rule_for
 

@@ -6,15 +6,15 @@ weighted; in the form with offsets a bag is a run of the flat token list.
 
 from __future__ import annotations
 
-from functools import cached_property
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd import kernels
 from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import Contribution, Lookup, add_by_token, by_token, lengths, wide
+from terrine.sgd.clipping.contribution import Contribution, Lookup, summed_by_token, without
+from terrine.sgd.clipping.ghost import norms_rounded_up, wide
 from terrine.sgd.clipping.piece import Piece
 from terrine.sgd.clipping.tape import Use, rule_for
 
@@ -48,11 +48,6 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
         raise Unfollowed(f"embedding_bag: mode={mode!r}, sparse, scale_grad_by_freq or trained weights have no rule")
     tokens, bags = _runs(use)
     padding = use.argument(10, "padding_idx")
-    if weights is None and padding is None:  # every token of a bag has the same share
-        rows = wide(gradient)
-        if mode == "mean":
-            rows = rows / torch.bincount(bags, minlength=use.examples).clamp_(min=1).unsqueeze(1)
-        return [(table, Bags(tokens, bags, None, rows, tuple(table.value.shape)))]
     rows = wide(gradient)
     share = torch.ones_like(tokens, dtype=rows.dtype) if weights is None else wide(weights.detach().flatten())
     if padding is not None:
@@ -64,60 +59,42 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
     return [(table, Bags(tokens, bags, share, rows, tuple(table.value.shape)))]
 
 
+@dataclass
 class Bags:
-    """g_i has the row share_j grad_i at every token j of bag i (no share: 1); a bag's norm is closed form.
+    """g_i has the row share_j grad_i at every token j of bag i.
 
-    |g_i|^2 = |grad_i|^2 sum over the bag's unique tokens of (the sum of their shares)^2. One order by (token, bag)
-    serves both the norm and the sum.
+    |g_i|^2 = |grad_i|^2 sum over the bag's unique tokens of (the sum of their shares)^2.
     """
 
-    def __init__(
-        self, tokens: Tensor, bags: Tensor, share: Tensor | None, gradients: Tensor, shape: tuple[int, ...]
-    ) -> None:
-        self.tokens, self.bags, self.share, self.gradients, self.shape = tokens, bags, share, gradients, shape
-
-    @cached_property
-    def _sorted(self) -> tuple[Tensor, Tensor]:
-        """The places of the tokens in their order, and where each token ends there."""
-        return by_token(self.tokens, self.shape[0])
+    tokens: Tensor  # of all bags, one after the other
+    bags: Tensor  # the bag of each
+    share: Tensor
+    gradients: Tensor
+    shape: tuple[int, ...]
 
     def squares(self) -> Tensor:
-        order, _ = self._sorted
-        examples = len(self.gradients)
-        if self.share is None and self.tokens.device.type == "cpu":
-            shape = kernels.squared_counts(self.tokens, order, self.bags, examples)
-        else:
-            shape = self._shared(order, examples)
-        return lengths(self.gradients).mul_(shape.double().sqrt_()).square_()
-
-    def _shared(self, order: Tensor, examples: int) -> Tensor:
-        """The squared sums of the shares of one token in one bag, added up by bag."""
-        tokens, bags = self.tokens[order], self.bags[order]
-        share = torch.ones_like(bags, dtype=torch.float64) if self.share is None else self.share[order]
-        first = torch.ones_like(bags, dtype=torch.bool)
-        first[1:] = (tokens[1:] != tokens[:-1]) | (bags[1:] != bags[:-1])
-        pairs = torch.bincount(first.cumsum(0) - 1, share).to(torch.float64)
-        return torch.bincount(bags[first], pairs.square_(), minlength=examples)
-
-    def add_to(self, total: Tensor, factor: Tensor, fresh: bool = False) -> None:
-        order, ends = self._sorted
+        token, order = self.tokens.sort(stable=True)
         bags = self.bags[order]
-        weight = factor.to(self.gradients.dtype)[bags]
-        weight = weight if self.share is None else weight * self.share[order]
-        add_by_token(total, self.gradients, bags, weight, ends, fresh)
+        first = torch.ones_like(bags, dtype=torch.bool)
+        first[1:] = (token[1:] != token[:-1]) | (bags[1:] != bags[:-1])
+        pair = first.cumsum(0) - 1
+        shares = self.share.new_zeros(int(first.sum())).index_add_(0, pair, self.share[order])
+        sums = self.share.new_zeros(len(self.gradients)).index_add_(0, bags[first], shares.square_())
+        return (norms_rounded_up(self.gradients) * sums.sqrt_()).square_()
+
+    def weighted_sum(self, factor: Tensor) -> Tensor:
+        weight = factor.to(self.share.dtype)[self.bags] * self.share
+        return summed_by_token(self.tokens, self.gradients, self.bags, weight, self.shape[0])
 
     def dense(self) -> Tensor:
         n = len(self.gradients)
         table = self.gradients.new_zeros(n * self.shape[0], self.shape[1])
-        rows = self.gradients[self.bags]
-        rows = rows if self.share is None else rows * self.share.unsqueeze(1)
-        table.index_add_(0, self.bags * self.shape[0] + self.tokens, rows)
-        return table.view(n, *self.shape)
+        rows = self.gradients[self.bags] * self.share.unsqueeze(1)
+        return table.index_add_(0, self.bags * self.shape[0] + self.tokens, rows).view(n, *self.shape)
 
     def drop(self, examples: Tensor) -> Bags:
-        gradients = self.gradients.masked_fill(examples.unsqueeze(1), 0.0)
-        share = None if self.share is None else self.share.masked_fill(examples[self.bags], 0.0)
-        return Bags(self.tokens, self.bags, share, gradients, self.shape)
+        share = self.share.masked_fill(examples[self.bags], 0.0)
+        return Bags(self.tokens, self.bags, share, without(self.gradients, examples), self.shape)
 
 
 def _runs(use: Use) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Recurrent layers: the input projection of all steps is one linear map; the recurrent one is used at every step, and
-its uses over time are positions of one `Outer`, cross terms included. Most layers are scanned; cells, projections,
-mixed precision and trained first states are unrolled, step by step under the tape.
+its uses over time are positions of one linear map, cross terms included. Cells, projections, mixed precision and
+trained first states are computed step by step under the tape.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where
-from terrine.sgd.clipping.contribution import Contribution
 from terrine.sgd.clipping.piece import Piece
-from terrine.sgd.clipping.scans import scan
 from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Use
 
 State = tuple[Tensor, ...]
@@ -96,7 +94,7 @@ def _layer(
     trained_state = any(tape.piece(part) is not None for part in state)
     alike = {part.dtype for part in (inputs, w_hidden, *state)} == {inputs.dtype}
     if isinstance(where, Where) and where.axis == 1 and alike and not projected and not trained_state:
-        return _scanned(tape, cell, inputs, where, state, w_hidden, b_hidden)
+        return _unrolled(tape, cell, inputs, where, state, w_hidden, b_hidden)
     outputs = []
     with tape:
         for step in inputs.unbind(0):
@@ -107,31 +105,31 @@ def _layer(
         return torch.stack(outputs), state
 
 
-def _scanned(
+def _unrolled(
     tape: Tape, cell: Cell, inputs: Tensor, where: Where, state: State, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, State]:
-    """All steps at once; the tape hears the recurrent map's gradient when it hears that of `inputs`."""
+    """All steps by plain autograd; the recurrent map's output gradients are those of zeros added to its outputs."""
+    args = tape.plain(weight), tape.plain(bias)
     pieces: dict[int | str, Piece] = {}
     for place, tensor in ((1, weight), (2, bias)):
         piece = None if tensor is None else tape.piece(tensor)
         if piece is not None:
             pieces[place] = piece
-    hidden: list[Tensor] = []
-
-    def rule(use: Use, _: Tensor) -> list[tuple[Piece, Contribution]]:
-        return RULES[functional.linear](use, hidden.pop())
-
     use = Use(functional.linear, (), {}, pieces, where, tape.examples)
-    inputs = tape.listen(inputs, use, rule) if pieces else inputs
-    outputs, last, before = scan(_NAMES[cell], inputs, state, tape.plain(weight), tape.plain(bias), hidden)
-    use.args = (before, tape.plain(weight), tape.plain(bias))
-    tape.tag(outputs, where)
-    for part in last:
+    zeros = torch.zeros_like(inputs)
+    zeros = tape.listen(zeros, use, RULES[functional.linear]) if pieces else zeros
+    before, outputs = [], []
+    for step, zero in zip(inputs.unbind(0), zeros.unbind(0), strict=True):
+        before.append(state[0].detach())
+        state = cell(step, functional.linear(state[0], *args) + zero, state)
+        outputs.append(state[0])
+    use.args = (torch.stack(before), *args)
+    made = torch.stack(outputs)
+    tape.tag(made, where)
+    for part in state:
         tape.tag(part, Where(0, where.inner))
-    return outputs, last
+    return made, state
 
-
-_NAMES: dict[Cell, str] = {_lstm: "lstm", _gru: "gru", _tanh: "tanh", _relu: "relu"}
 
 FORWARDS[torch.lstm] = over_time(_lstm)
 FORWARDS[torch.gru] = over_time(_gru)
