@@ -42,8 +42,8 @@ class RunPlan:
 
     @cached_property
     def epsilon(self) -> float:
-        """The certified epsilon of the whole: at most the budget's, which the noise was chosen to keep."""
-        return min(accounting.epsilon(self.event, delta=self.budget.delta), self.budget.epsilon)
+        """The certified epsilon of the whole, which the noise was chosen to keep within the budget."""
+        return accounting.epsilon(self.event, delta=self.budget.delta)
 
     @property
     def generator(self) -> str:

@@ -126,9 +126,7 @@ class Plan:
         proven = accounting.epsilon(self.event_after(steps), delta=self.delta)
         if self.budget is None:
             self._warn(proven)
-            return proven
-        # The noise was accepted because the whole run's delta at the budget's epsilon is proven: a bound as well.
-        return min(proven, self.budget.epsilon)
+        return proven
 
     def noise_at(self, step: int) -> float:
         """The noise of one step, relative to what one example can move."""
