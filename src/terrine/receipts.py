@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,6 +43,8 @@ class Receipt:
     """The charge's own hash."""
     head: str | None = None
     """The ledger's head after it: write it down elsewhere, and a roll-back is found."""
+    place: int | None = None
+    """The folder it was made in, by its inode: moved with its folder it holds, in a copy it does not."""
 
     def covers(self, event: Event) -> None:
         """Refuse to go on with what was not paid for.
@@ -99,7 +101,7 @@ def paid(path: Path, event: Event, payment: Payment) -> Receipt:
             f"{path}: the run was begun, and charged, for another event: its data, its settings or Terrine have "
             "changed since; want them as they were, or a new folder, which is charged anew"
         )
-    if kept is not None and payment.was_charged(kept):
+    if kept is not None and payment.was_charged(kept) and (payment.account is None or kept.place == _place(path)):
         return kept
     try:
         with files.unmade_if_refused(path.parent):
@@ -107,7 +109,7 @@ def paid(path: Path, event: Event, payment: Payment) -> Receipt:
             with files.written(path, private=True) as file:
                 room = file.write(_text(Receipt(event)) + b" " * _ROOM)  # there is room for it, or nothing is charged
                 file.flush()
-                receipt = payment.charge(event)
+                receipt = replace(payment.charge(event), place=_place(path))
                 file.seek(0)
                 file.write(_text(receipt).ljust(room))
     except OSError as error:
@@ -115,6 +117,10 @@ def paid(path: Path, event: Event, payment: Payment) -> Receipt:
             f"{path}: could not be written ({error.strerror}); want a place that may be written, and room in it"
         ) from error
     return receipt
+
+
+def _place(path: Path) -> int:
+    return path.parent.stat().st_ino
 
 
 def _holds(whole: Event, part: Event) -> bool:
@@ -130,13 +136,13 @@ def _holds(whole: Event, part: Event) -> bool:
 
 
 def _text(receipt: Receipt) -> bytes:
-    record = {"account": receipt.account, **receipt.record(), "event": to_dict(receipt.event)}
+    record = {"account": receipt.account, **receipt.record(), "place": receipt.place, "event": to_dict(receipt.event)}
     return json.dumps(record).encode() + b"\n"
 
 
 def _read(path: Path) -> Receipt:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return Receipt(from_dict(record["event"]), record["account"], record["charge"], record["head"])
+        return Receipt(from_dict(record["event"]), record["account"], record["charge"], record["head"], record["place"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{path}: not a receipt ({error}); want the one of the run, or a new folder") from None

@@ -1,6 +1,7 @@
 """Attack: make a refused run leave something behind, look before it pays, or pay once and draw twice."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -220,3 +221,22 @@ def test_the_ledgers_head_is_printed_and_reported(place):
     assert head in done.output
     assert head in (place / "run" / "report.html").read_text()
     assert json.loads((place / "run" / "privacy.json").read_text())["ledger"]["head"] == head
+
+
+def test_a_copied_receipt_does_not_pay_for_a_second_run(place, monkeypatch):
+    """Two folders, each with draws of its own: two runs. A folder that was moved is still the one that was paid for."""
+    words, charge = RUNS["private bounds"], account(place, Budget(60.0, 1e-3), "private bounds")
+    with monkeypatch.context() as patched:
+        patched.setattr(bounds, "find", refuse_to_look)
+        with pytest.raises(Looked):
+            give(words, *charge)
+    shutil.copytree(place / "run", place / "copy")
+    (place / "run").rename(place / "moved")
+
+    def charges(folder):
+        assert give([folder if word == "run" else word for word in words], *charge).exit_code == 0
+        with Ledger.open(place / "book.db") as book:
+            return len(list(book.account("patients").history()))
+
+    assert charges("moved") == 1
+    assert charges("copy") == 2

@@ -113,6 +113,19 @@ def test_label_buys_labels_and_chooses_a_student(model, texts):
     assert measured["texts"] == 6
 
 
+@pytest.mark.parametrize("words", [("--epsilon", 40), ("--epsilon", 2, "--delta", 0.5)])
+def test_a_guarantee_that_means_nothing_is_refused(model, texts, words):
+    ways = (
+        ("tune", "--data", texts / "private.jsonl"),
+        ("label", "--private", texts / "private.jsonl", "--public", texts / "public.txt"),
+    )
+    for way in ways:
+        given = ["prompt", *map(str, (*way, "--model", model, "--out", texts / "made" / "out", *words, *ASK))]
+        done = CliRunner().invoke(app, given)
+        assert "--weak-guarantee" in str(done.exception)
+        assert not (texts / "made").exists()
+
+
 def test_eval_of_the_model_alone(model, texts):
     plain = run("eval", "--model", model, "--data", texts / "test.csv", *ASK)
     even = run("eval", "--model", model, "--data", texts / "test.csv", "--calibrate", *ASK)
