@@ -574,7 +574,7 @@ def test_mutant_clip_after_averaging_is_caught():
 
 
 def test_mutant_norms_without_cross_terms_are_caught(monkeypatch):
-    from terrine.sgd.clipping import piece
+    from terrine.sgd.clipping import parameter_view
 
     class Apart(contribution.Outer):
         def squares(self):
@@ -582,7 +582,7 @@ def test_mutant_norms_without_cross_terms_are_caught(monkeypatch):
             pairs = zip(first, second, strict=True)
             return sum(contribution.Outer(a, b, self.shape).squares() for a, b in pairs)
 
-    original = piece.combined
+    original = parameter_view.combined
 
     def combined(parts):
         total = original(parts)
@@ -591,7 +591,7 @@ def test_mutant_norms_without_cross_terms_are_caught(monkeypatch):
     model, x, y = prepared(CASES["used twice"])
     expected = loop(model, criterion, x, y, CLIP)
     assert_same(clipped_sum(model, criterion, x, y, clip=CLIP), expected)
-    monkeypatch.setattr(piece, "combined", combined)
+    monkeypatch.setattr(parameter_view, "combined", combined)
     _caught(clipped_sum(model, criterion, x, y, clip=CLIP), expected)
 
 

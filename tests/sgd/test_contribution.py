@@ -7,7 +7,7 @@ import torch
 
 from terrine.sgd.clipping.contribution import Dense, Lookup, Outer, outer
 from terrine.sgd.clipping.convolved import Convolved, Geometry
-from terrine.sgd.clipping.piece import Views
+from terrine.sgd.clipping.parameter_view import DisjointViews
 from terrine.sgd.clipping.rules.embedding import Bags
 from terrine.sgd.clipping.tied import Tied, combined
 
@@ -24,7 +24,7 @@ def tokens(*shape):
 
 def views():
     places = [((2, 3), (3, 1), 0), ((2, 3), (1, 2), 6)]
-    return Views([Dense(rand(2, 3)), Dense(rand(2, 3))], places, (4, 3))
+    return DisjointViews([Dense(rand(2, 3)), Dense(rand(2, 3))], places, (4, 3))
 
 
 FORMS = {

@@ -6,7 +6,7 @@
 
 Each knows its squared norms (n,) and its weighted sum over the examples. An Outer with T = 1 has norm |out| |in|;
 with more positions it takes the cheaper of two ways: the gradients themselves ("direct", O(T d e) work, n d e
-memory) or ghost norms (O(T^2 (d + e)) work)   [LTL22] [BWZK22].
+memory) or ghost norms (O(T^2 (d + e)) work)   [LTL22] [BMX22].
 """
 
 from __future__ import annotations
@@ -149,8 +149,9 @@ def summed_by_token(tokens: Tensor, rows: Tensor, place: Tensor, weight: Tensor,
     Places in the order of their tokens are bags, one for each token: their sum reads every row once, and adds up in
     the same order on every device.
     """
-    token, order = tokens.sort(stable=True)
-    starts = torch.searchsorted(token, torch.arange(vocabulary, device=token.device, dtype=token.dtype))
+    order = tokens.argsort(stable=True)
+    ends = torch.bincount(tokens, minlength=vocabulary).cumsum(0)
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]]).to(place.dtype)
     return functional.embedding_bag(place[order], rows, starts, mode="sum", per_sample_weights=weight[order])
 
 

@@ -21,7 +21,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.axis import FRONT, Unfollowed
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.examples import tensors
-from terrine.sgd.clipping.piece import Piece
+from terrine.sgd.clipping.parameter_view import ParameterView
 from terrine.sgd.clipping.tape import Tape, Use
 
 ModuleRule = Callable[[Any, tuple[Any, ...], Tensor], dict[str, Tensor]]
@@ -66,25 +66,25 @@ def _answers(owners: list[nn.Module], tape: Tape) -> Iterator[None]:
 
 def _answering(module: nn.Module, tape: Tape) -> Callable[..., Tensor]:
     forward, function = module.forward, _RULES[type(module)]
-    pieces: dict[int | str, Piece] = {}
+    params: dict[int | str, ParameterView] = {}
     for name, parameter in module.named_parameters():
-        piece = tape.piece(parameter)
-        if piece is not None:
-            pieces[name] = piece
+        param = tape.parameter(parameter)
+        if param is not None:
+            params[name] = param
 
-    def answer(use: Use, gradient: Tensor) -> list[tuple[Piece, Contribution]]:
+    def answer(use: Use, gradient: Tensor) -> list[tuple[ParameterView, Contribution]]:
         rows = function(module, use.args, gradient)
-        if set(rows) != set(pieces):
+        if set(rows) != set(params):
             raise InvalidArgument(
-                f"rule of {type(module).__name__}: want gradients of {sorted(map(str, pieces))}, got {sorted(rows)}"
+                f"rule of {type(module).__name__}: want gradients of {sorted(map(str, params))}, got {sorted(rows)}"
             )
         for name, row in rows.items():
-            wanted = (use.examples, *pieces[name].value.shape)
+            wanted = (use.examples, *params[name].value.shape)
             if tuple(row.shape) != wanted:
                 raise InvalidArgument(
                     f"rule of {type(module).__name__}: {name} of shape {tuple(row.shape)}, want {wanted}"
                 )
-        return [(pieces[name], Dense(row)) for name, row in rows.items()]
+        return [(params[name], Dense(row)) for name, row in rows.items()]
 
     def watched(*args: Any, **kwargs: Any) -> Tensor:
         places = {tape.where(one) for one in tensors((args, kwargs))} - {None}
@@ -93,10 +93,10 @@ def _answering(module: nn.Module, tape: Tape) -> Callable[..., Tensor]:
         with tape.asleep():
             module.forward = forward
             try:
-                plain = {str(name): piece.value for name, piece in pieces.items()}
+                plain = {str(name): param.value for name, param in params.items()}
                 out: Tensor = functional_call(module, plain, args, kwargs)
             finally:
                 module.forward = watched
-        return tape.listen(out, Use(function, args, kwargs, dict(pieces), FRONT, tape.examples), answer)
+        return tape.listen(out, Use(function, args, kwargs, dict(params), FRONT, tape.examples), answer)
 
     return watched

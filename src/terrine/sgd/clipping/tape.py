@@ -24,7 +24,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where, fits, follow, must_agree
 from terrine.sgd.clipping.constants import MAKES, Constant
 from terrine.sgd.clipping.contribution import Contribution, kept_bytes
-from terrine.sgd.clipping.piece import Piece, is_view, merged, settle, shares_memory
+from terrine.sgd.clipping.parameter_view import ParameterView, is_view, merged, settle, shares_memory
 from terrine.sgd.precision import exact
 
 log = logging.getLogger("terrine.sgd")
@@ -32,27 +32,27 @@ log = logging.getLogger("terrine.sgd")
 
 @dataclass(eq=False, slots=True)
 class Use:
-    """One call of a function with pieces of parameters among its arguments."""
+    """One call of a function with parameter views among its arguments."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    pieces: dict[int | str, Piece]
+    params: dict[int | str, ParameterView]
     where: Where
     examples: int
     extra: Any = None
     heard: bool = False
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument by position or by name, pieces as plain tensors."""
+        """An argument by position or by name, parameter views as plain tensors."""
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
-    def piece(self, position: int, name: str) -> Piece | None:
-        """The piece given as this argument."""
-        return self.pieces.get(position) or self.pieces.get(name)
+    def parameter(self, position: int, name: str) -> ParameterView | None:
+        """The parameter view given as this argument."""
+        return self.params.get(position) or self.params.get(name)
 
 
-Rule = Callable[[Use, Tensor], list[tuple[Piece, Contribution]]]
+Rule = Callable[[Use, Tensor], list[tuple[ParameterView, Contribution]]]
 Forward = Callable[["Tape", Use], Any]
 
 RULES: dict[Any, Rule] = {}
@@ -77,9 +77,9 @@ class Tape(TorchFunctionMode):
         self.parameters, self.examples = parameters, examples
         self._expected = constants
         self._constants: list[Constant] = []  # that are still to come in this pass, the last one first
-        self.roots = {name: Piece(p.detach(), p, name) for name, p in parameters.items()}
-        self._pieces: dict[int, Piece] = {id(root.graph): root for root in self.roots.values()}
-        self._made: list[Piece] = []
+        self.roots = {name: ParameterView(p.detach(), p, name) for name, p in parameters.items()}
+        self._views: dict[int, ParameterView] = {id(root.graph): root for root in self.roots.values()}
+        self._made: list[ParameterView] = []
         self.squares: dict[str, Tensor] = {}
         self.heard = False
         self.bytes = 0  # of activations and their gradients, about
@@ -118,8 +118,8 @@ class Tape(TorchFunctionMode):
                 contributions[name] = part = merged(root)
                 known = self.squares.get(name)
                 squares[name] = part.squares() if known is None else known
-        for piece in (*self.roots.values(), *self._made):
-            piece.contributions, piece.views = [], []  # whoever adds them up may let go of them one by one
+        for param in (*self.roots.values(), *self._made):
+            param.contributions, param.views = [], []  # whoever adds them up may let go of them one by one
         return contributions, squares
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -134,9 +134,9 @@ class Tape(TorchFunctionMode):
         given = _tensors(args)
         if kwargs:
             given += _tensors(kwargs.values())
-        pieces = self._pieces
+        params = self._views
         for tensor in given:
-            if id(tensor) in pieces:
+            if id(tensor) in params:
                 return self._use(func, name, args, kwargs, given)
         if func is functional.batch_norm:
             _refuse_statistics(*args, **kwargs)
@@ -223,8 +223,8 @@ class Tape(TorchFunctionMode):
         """Compute with plain tensors, and have the function's rule hear the output's gradient."""
         if func is functional.batch_norm:
             _refuse_statistics(*args, **kwargs)
-        pieces = self._pieces
-        if name in _EXPANDS and id(args[0]) in pieces:
+        params = self._views
+        if name in _EXPANDS and id(args[0]) in params:
             return self._expand(func, args, kwargs)
         sources = self._sources(given)
         if not sources:
@@ -232,18 +232,18 @@ class Tape(TorchFunctionMode):
         if func in FORWARDS:
             return FORWARDS[func](self, *args, **kwargs)
         rule = RULES.get(func) or RULES.get(name) or _generic(name)
-        found: dict[int | str, Piece] = {}
+        found: dict[int | str, ParameterView] = {}
         given = []
         for place, value in enumerate(args):
-            piece = pieces.get(id(value))
-            if piece is None:
+            param = params.get(id(value))
+            if param is None:
                 given.append(self.plain(value) if type(value) in (list, tuple) else value)
             else:
-                found[place] = piece
-                given.append(piece.value)
+                found[place] = param
+                given.append(param.value)
         args = tuple(given)
         if kwargs:
-            found.update({key: piece for key, value in kwargs.items() if (piece := pieces.get(id(value))) is not None})
+            found.update({key: param for key, value in kwargs.items() if (param := params.get(id(value))) is not None})
             kwargs = {key: self.plain(value) for key, value in kwargs.items()}
         if not found:
             raise Unfollowed(f"{name}: a parameter inside a list")
@@ -254,14 +254,14 @@ class Tape(TorchFunctionMode):
         where = self._certain(self._followed(name, sources, args, kwargs, out), name, out)
         return self.listen(out, Use(func, args, kwargs, found, where, self.examples, extra), rule)
 
-    def piece(self, tensor: Tensor) -> Piece | None:
-        """The piece that `tensor` is, if any."""
-        return self._pieces.get(id(tensor))
+    def parameter(self, tensor: Tensor) -> ParameterView | None:
+        """The param that `tensor` is, if any."""
+        return self._views.get(id(tensor))
 
     def listen(self, out: Tensor, use: Use, rule: Rule) -> Tensor:
         """Call `rule` with the gradient of `out`, once the backward pass knows it."""
-        for piece in set(use.pieces.values()):
-            piece.uses += 1
+        for param in set(use.params.values()):
+            param.uses += 1
         self.bytes += 3 * out.numel() * out.element_size()
         versions = [(tensor, tensor._version) for tensor in _tensors(use.args) if tensor is not out]
         if out._is_view():  # changed in place, it would begin a history anew, and nobody would be heard
@@ -287,43 +287,43 @@ class Tape(TorchFunctionMode):
             self._keep(rule(use, gradient))
         use.args, use.extra = (), None
 
-    def _keep(self, found: list[tuple[Piece, Contribution]]) -> None:
-        for piece, contribution in found:
-            piece.contributions.append(contribution)
-            if piece.simple:
-                self.squares[piece.name] = contribution.squares()
+    def _keep(self, found: list[tuple[ParameterView, Contribution]]) -> None:
+        for param, contribution in found:
+            param.contributions.append(contribution)
+            if param.simple:
+                self.squares[param.name] = contribution.squares()
             self.rows += kept_bytes(contribution)
 
     def plain(self, value: Any) -> Any:
-        """`value` with pieces replaced by what the forward pass computes with."""
-        piece = self._pieces.get(id(value))
-        if piece is not None:
-            return piece.value
+        """`value` with parameter views replaced by what the forward pass computes with."""
+        param = self._views.get(id(value))
+        if param is not None:
+            return param.value
         return type(value)([self.plain(item) for item in value]) if type(value) in (list, tuple) else value
 
     # -- something made from parameters alone ----------------------------------------------------------
 
     def _expand(self, func: Any, args: Any, kwargs: Any) -> Any:
-        source = self._pieces[id(args[0])]
+        source = self._views[id(args[0])]
         out = func(source.graph, *args[1:], **kwargs)
         plain = all(
             size == 1 or size == new
             for size, new in zip(reversed(source.value.shape), reversed(out.shape), strict=False)
         )
-        piece = self._derived(out, (source,))
+        param = self._derived(out, (source,))
         if plain:
-            piece.expanded_from = source.expanded_from or source
-        return piece.value
+            param.expanded_from = source.expanded_from or source
+        return param.value
 
     def _derive(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        found: list[Piece] = []
+        found: list[ParameterView] = []
 
         def graph(value: Any) -> Any:
             if isinstance(value, Tensor):
-                piece = self._pieces.get(id(value))
-                if piece is not None:
-                    found.append(piece)
-                    return piece.graph
+                param = self._views.get(id(value))
+                if param is not None:
+                    found.append(param)
+                    return param.graph
                 if value.requires_grad:
                     raise Unfollowed(f"{name}: nobody can tell which examples one of its arguments holds")
                 return value
@@ -332,27 +332,27 @@ class Tape(TorchFunctionMode):
         out = func(*(graph(a) for a in args), **{k: graph(a) for k, a in kwargs.items()})
         parents = tuple(dict.fromkeys(found))
         if name == "embedding" and isinstance(out, Tensor) and len(parents) == 1 and kwargs.get("padding_idx") is None:
-            piece = self._derived(out, parents)
-            piece.tokens = args[0]
-            return piece.value
+            param = self._derived(out, parents)
+            param.tokens = args[0]
+            return param.value
         if isinstance(out, Tensor):
             return self._derived(out, parents).value if out.requires_grad else out
         if _is_list(out) and all(isinstance(item, Tensor) and item.requires_grad for item in out):
             return type(out)(self._derived(item, parents).value for item in out)
         return out
 
-    def _derived(self, out: Tensor, parents: tuple[Piece, ...]) -> Piece:
+    def _derived(self, out: Tensor, parents: tuple[ParameterView, ...]) -> ParameterView:
         base = parents[0]
         root = base.parents[0] if is_view(base) else base
-        piece = Piece(out.detach(), out, parents=parents)
+        param = ParameterView(out.detach(), out, parents=parents)
         if len(parents) == 1 and root.name and shares_memory(out, root.value):
-            piece.parents = (root,)
-            root.views.append(piece)
-        self._made.append(piece)
-        self._pieces[id(piece.value)] = piece
-        for parent in piece.parents:
+            param.parents = (root,)
+            root.views.append(param)
+        self._made.append(param)
+        self._views[id(param.value)] = param
+        for parent in param.parents:
             parent.uses += 2  # what is derived is settled at the end, with its cross terms
-        return piece
+        return param
 
 
 class _NoView(torch.autograd.Function):

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from terrine.sgd.clipping.axis import FRONT
 from terrine.sgd.clipping.contribution import Contribution, Dense
-from terrine.sgd.clipping.piece import Piece
+from terrine.sgd.clipping.parameter_view import ParameterView
 from terrine.sgd.clipping.rules.elementwise import reduced, through
 from terrine.sgd.clipping.rules.generic import masked
 from terrine.sgd.clipping.tape import COMPUTE, FORWARDS, Tape, Use, rule_for
@@ -65,7 +65,7 @@ def attention(
             n = query.shape[0]
             k, v = torch.cat([k, bias_k.expand(n, 1, -1)], 1), torch.cat([v, bias_v.expand(n, 1, -1)], 1)
     masks = [mask for mask in (attn_mask, key_padding_mask) if mask is not None]
-    apart = all(tape.where(x) == FRONT for x in (q, k, v)) and all(tape.piece(mask) is None for mask in masks)
+    apart = all(tape.where(x) == FRONT for x in (q, k, v)) and all(tape.parameter(mask) is None for mask in masks)
     with _NOTHING if apart else tape:  # examples first, no parameter near: nothing happens that needs watching
         q, k, v = (_heads(x, num_heads) for x in (q, k, v))
         if add_zero_attn:
@@ -86,12 +86,12 @@ FORWARDS[functional.multi_head_attention_forward] = attention
 
 
 @rule_for(functional.scaled_dot_product_attention)
-def attended(use: Use, gradient: Tensor) -> list[tuple[Piece, Contribution]]:
+def attended(use: Use, gradient: Tensor) -> list[tuple[ParameterView, Contribution]]:
     """Queries, keys, values or a bias on their products that all examples share, as latents and positions are."""
-    found: list[tuple[Piece, Contribution]] = []
+    found: list[tuple[ParameterView, Contribution]] = []
     with torch.random.fork_rng(devices=[], enabled=use.extra is not None):
-        for key, piece in use.pieces.items():
-            source = piece.expanded_from or piece
+        for key, param in use.params.items():
+            source = param.expanded_from or param
             shape = tuple(source.value.shape)
             if not _is_shared(use, gradient, shape):
                 return masked(use, gradient)
@@ -103,7 +103,7 @@ def attended(use: Use, gradient: Tensor) -> list[tuple[Piece, Contribution]]:
 
 
 def _is_shared(use: Use, gradient: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether a piece of this shape is the same for all examples, and laid beside them in a dimension of its own."""
+    """Whether a param of this shape is the same for all examples, and laid beside them in a dimension of its own."""
     axis = use.where.axis - gradient.dim() + len(shape)
     return not use.kwargs.get("enable_gqa") and use.where.axis < gradient.dim() - 2 and (axis < 0 or shape[axis] == 1)
 

@@ -18,16 +18,16 @@ from terrine.sgd.clipping.axis import folded
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.convolved import Geometry, convolution
 from terrine.sgd.clipping.ghost import wide
-from terrine.sgd.clipping.piece import Piece
+from terrine.sgd.clipping.parameter_view import ParameterView
 from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
 
-Found = list[tuple[Piece, Contribution]]
+Found = list[tuple[ParameterView, Contribution]]
 
 
 @rule_for(functional.conv1d, functional.conv2d, functional.conv3d)
 def direct(use: Use, gradient: Tensor) -> Found:
     """A convolution's weight and bias."""
-    weight, bias = use.piece(1, "weight"), use.piece(2, "bias")
+    weight, bias = use.parameter(1, "weight"), use.parameter(2, "bias")
     image = use.argument(0, "input").detach()
     geometry = _geometry(
         use.argument(1, "weight"),
@@ -42,7 +42,7 @@ def direct(use: Use, gradient: Tensor) -> Found:
 @rule_for(functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 def transposed(use: Use, gradient: Tensor) -> Found:
     """A transposed convolution: its output gradient is the image, its input lies at the patches."""
-    weight, bias = use.piece(1, "weight"), use.piece(2, "bias")
+    weight, bias = use.parameter(1, "weight"), use.parameter(2, "bias")
     geometry = _geometry(
         use.argument(1, "weight"),
         use.argument(3, "stride", 1),
@@ -69,7 +69,13 @@ def _cropped(image: Tensor, out: Tensor, geometry: Geometry) -> tuple[Tensor, Ge
 
 
 def _found(
-    use: Use, image: Tensor, out: Tensor, gradient: Tensor, geometry: Geometry, weight: Piece | None, bias: Piece | None
+    use: Use,
+    image: Tensor,
+    out: Tensor,
+    gradient: Tensor,
+    geometry: Geometry,
+    weight: ParameterView | None,
+    bias: ParameterView | None,
 ) -> Found:
     fold = folded(gradient.shape, use.where, use.examples, "convolution")
     found: Found = []

@@ -15,10 +15,10 @@ from torch.nn import functional
 from terrine.sgd.clipping.axis import FRONT, Unfollowed
 from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup
 from terrine.sgd.clipping.ghost import wide
-from terrine.sgd.clipping.piece import Piece
+from terrine.sgd.clipping.parameter_view import ParameterView
 from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Use, rule_for
 
-Found = list[tuple[Piece, Contribution]]
+Found = list[tuple[ParameterView, Contribution]]
 
 _NAMES = (
     "add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__", "__rsub__", "rsub", "subtract",
@@ -32,26 +32,26 @@ def elementwise(use: Use, gradient: Tensor) -> Found:
     """A parameter broadcast against the lot in a function that acts entry by entry."""
     found: Found = []
     name = use.function.__name__
-    for key, piece in use.pieces.items():
-        if name in _PLAIN and not use.kwargs and len(use.pieces) == 1:
+    for key, param in use.params.items():
+        if name in _PLAIN and not use.kwargs and len(use.params) == 1:
             full = gradient
         else:
             full = through(use, key, gradient, gradient.shape)
-        if _row_by_row(piece, use, full):
-            table = piece.parents[0]
-            tokens, rows = piece.tokens, full.reshape(use.examples, -1, full.shape[-1])
+        if _row_by_row(param, use, full):
+            table = param.parents[0]
+            tokens, rows = param.tokens, full.reshape(use.examples, -1, full.shape[-1])
             assert tokens is not None
             found.append((table, Lookup(tokens.reshape(use.examples, -1), rows, tuple(table.value.shape))))
             continue
-        source = piece.expanded_from or piece
+        source = param.expanded_from or param
         found.append((source, Dense(reduced(full, use, tuple(source.value.shape)))))
     return found
 
 
-def _row_by_row(piece: Piece, use: Use, full: Tensor) -> bool:
+def _row_by_row(param: ParameterView, use: Use, full: Tensor) -> bool:
     """Rows of a table read by fixed positions, laid out for every example (token types that are all 0, say)."""
-    whole = piece.value.shape == full.shape and full.shape[0] == use.examples
-    return piece.tokens is not None and use.where == FRONT and whole
+    whole = param.value.shape == full.shape and full.shape[0] == use.examples
+    return param.tokens is not None and use.where == FRONT and whole
 
 
 for _name in _NAMES:
@@ -61,14 +61,14 @@ for _name in _NAMES:
 @rule_for(functional.prelu, torch.prelu)
 def prelu(use: Use, gradient: Tensor) -> Found:
     """max(0, x) + a min(0, x), with one slope or one for each channel (dimension 1)."""
-    piece = use.piece(1, "weight")
+    param = use.parameter(1, "weight")
     inputs: Tensor = use.argument(0, "input")
-    if piece is None:
+    if param is None:
         raise Unfollowed("prelu: its input is a parameter")
     full = gradient * inputs.detach().clamp(max=0.0)
-    channels = piece.value.numel()
+    channels = param.value.numel()
     shape = (1, channels, *[1] * (inputs.dim() - 2)) if channels > 1 else (1,)
-    return [(piece, Dense(reduced(full, use, shape).reshape(use.examples, *piece.value.shape)))]
+    return [(param, Dense(reduced(full, use, shape).reshape(use.examples, *param.value.shape)))]
 
 
 def concatenated(tape: Tape, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -76,25 +76,25 @@ def concatenated(tape: Tape, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     plain = [tape.plain(tensor) for tensor in tensors]
     out = torch.cat(plain, dim)
     dim = dim % out.dim()
-    pieces: dict[int | str, Piece] = {}
+    params: dict[int | str, ParameterView] = {}
     places: dict[int | str, tuple[int, int]] = {}
     start = 0
     for index, (tensor, size) in enumerate(zip(tensors, [part.shape[dim] for part in plain], strict=True)):
-        piece = tape.piece(tensor)
-        if piece is not None:
-            pieces[index], places[index] = piece, (start, size)
+        param = tape.parameter(tensor)
+        if param is not None:
+            params[index], places[index] = param, (start, size)
         start += size
     where = tape.followed("cat", list(tensors), out, (list(tensors), dim))
 
     def rule(use: Use, gradient: Tensor) -> Found:
         found: Found = []
         for index, (first, size) in places.items():
-            source = pieces[index].expanded_from or pieces[index]
+            source = params[index].expanded_from or params[index]
             rows = reduced(gradient.narrow(dim, first, size), use, tuple(source.value.shape))
             found.append((source, Dense(rows)))
         return found
 
-    return tape.listen(out, Use(torch.cat, (), {}, pieces, where, tape.examples), rule)
+    return tape.listen(out, Use(torch.cat, (), {}, params, where, tape.examples), rule)
 
 
 FORWARDS.update(dict.fromkeys((torch.cat, torch.concat, torch.concatenate), concatenated))
@@ -118,7 +118,7 @@ def reduced(full: Tensor, use: Use, shape: tuple[int, ...]) -> Tensor:
 
 def through(use: Use, key: int | str, gradient: Tensor, shape: Sequence[int]) -> Tensor:
     """The gradient of a parameter that is broadcast to this shape: every example's own copy has its own."""
-    leaf = use.pieces[key].value.detach().expand(shape).requires_grad_()
+    leaf = use.params[key].value.detach().expand(shape).requires_grad_()
     args = [leaf if i == key else _still(a) for i, a in enumerate(use.args)]
     kwargs = {k: leaf if k == key else _still(a) for k, a in use.kwargs.items()}
     with torch.enable_grad():

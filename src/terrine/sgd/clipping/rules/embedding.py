@@ -15,16 +15,16 @@ from torch.nn import functional
 from terrine.sgd.clipping.axis import Unfollowed, by_example
 from terrine.sgd.clipping.contribution import Contribution, Lookup, summed_by_token, without
 from terrine.sgd.clipping.ghost import norms_rounded_up, wide
-from terrine.sgd.clipping.piece import Piece
+from terrine.sgd.clipping.parameter_view import ParameterView
 from terrine.sgd.clipping.tape import Use, rule_for
 
-Found = list[tuple[Piece, Contribution]]
+Found = list[tuple[ParameterView, Contribution]]
 
 
 @rule_for(functional.embedding)
 def embedding(use: Use, gradient: Tensor) -> Found:
     """`functional.embedding(tokens, table)`; the padding token has no gradient."""
-    table = use.piece(1, "weight")
+    table = use.parameter(1, "weight")
     tokens: Tensor = use.argument(0, "input")
     if table is None or use.argument(6, "sparse", False) or use.argument(5, "scale_grad_by_freq", False):
         raise Unfollowed("embedding: sparse gradients and scale_grad_by_freq mix examples or hide them")
@@ -40,11 +40,11 @@ def embedding(use: Use, gradient: Tensor) -> Found:
 @rule_for(functional.embedding_bag)
 def embedding_bag(use: Use, gradient: Tensor) -> Found:
     """`functional.embedding_bag`, modes sum and mean, bags as rows of a matrix or as runs between offsets."""
-    table = use.piece(1, "weight")
+    table = use.parameter(1, "weight")
     mode = use.argument(6, "mode", "mean")
     weights = use.argument(8, "per_sample_weights")
     hidden = use.argument(7, "sparse", False) or use.argument(5, "scale_grad_by_freq", False)
-    if table is None or len(use.pieces) > 1 or hidden or mode == "max" or use.examples != gradient.shape[0]:
+    if table is None or len(use.params) > 1 or hidden or mode == "max" or use.examples != gradient.shape[0]:
         raise Unfollowed(f"embedding_bag: mode={mode!r}, sparse, scale_grad_by_freq or trained weights have no rule")
     tokens, bags = _runs(use)
     padding = use.argument(10, "padding_idx")

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from terrine.sgd.clipping.axis import Where
 from terrine.sgd.clipping.contribution import Contribution, Dense
-from terrine.sgd.clipping.piece import Piece
+from terrine.sgd.clipping.parameter_view import ParameterView
 from terrine.sgd.clipping.tape import Use
 
 _AT_ONCE = 16  # examples whose masked gradients are in memory together
 
 
-def masked(use: Use, gradient: Tensor) -> list[tuple[Piece, Contribution]]:
+def masked(use: Use, gradient: Tensor) -> list[tuple[ParameterView, Contribution]]:
     """One masked backward per example through `use.function`."""
-    keys = list(use.pieces)
-    leaves = [use.pieces[key].value.detach().requires_grad_() for key in keys]
+    keys = list(use.params)
+    leaves = [use.params[key].value.detach().requires_grad_() for key in keys]
     args, kwargs = list(use.args), dict(use.kwargs)
     for key, leaf in zip(keys, leaves, strict=True):
         if isinstance(key, int):
@@ -41,7 +41,7 @@ def masked(use: Use, gradient: Tensor) -> list[tuple[Piece, Contribution]]:
         )
         for row, part in zip(rows, each, strict=True):
             row.append(part)
-    return [(use.pieces[key], Dense(torch.cat(row))) for key, row in zip(keys, rows, strict=True)]
+    return [(use.params[key], Dense(torch.cat(row))) for key, row in zip(keys, rows, strict=True)]
 
 
 def _still(value: object) -> object:

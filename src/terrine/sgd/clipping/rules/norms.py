@@ -11,10 +11,10 @@ from torch.nn import functional
 from terrine.sgd.clipping.axis import Unfollowed, by_example, folded
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.ghost import wide
-from terrine.sgd.clipping.piece import Piece
+from terrine.sgd.clipping.parameter_view import ParameterView
 from terrine.sgd.clipping.tape import Use, rule_for
 
-Found = list[tuple[Piece, Contribution]]
+Found = list[tuple[ParameterView, Contribution]]
 
 
 @rule_for(functional.layer_norm)
@@ -22,7 +22,7 @@ def layer_norm(use: Use, gradient: Tensor) -> Found:
     """Over the last dimensions; the parameters have those dimensions' shape."""
     shape = use.argument(1, "normalized_shape")
     scaled = functional.layer_norm(use.argument(0, "input").detach(), shape, eps=use.argument(4, "eps", 1e-5))
-    return _trailing(use, scaled, gradient, len(shape), use.piece(2, "weight"), use.piece(3, "bias"))
+    return _trailing(use, scaled, gradient, len(shape), use.parameter(2, "weight"), use.parameter(3, "bias"))
 
 
 @rule_for(functional.rms_norm, torch.rms_norm)
@@ -30,7 +30,7 @@ def rms_norm(use: Use, gradient: Tensor) -> Found:
     """Layer norm without its mean and bias."""
     shape = use.argument(1, "normalized_shape")
     scaled = functional.rms_norm(use.argument(0, "input").detach(), shape, eps=use.argument(3, "eps"))
-    return _trailing(use, scaled, gradient, len(shape), use.piece(2, "weight"), None)
+    return _trailing(use, scaled, gradient, len(shape), use.parameter(2, "weight"), None)
 
 
 @rule_for(functional.group_norm)
@@ -54,7 +54,7 @@ def instance_norm(use: Use, gradient: Tensor) -> Found:
 def _channels(use: Use, scaled: Callable[[], Tensor], gradient: Tensor, w: int, b: int, name: str) -> Found:
     """One weight and one bias for each channel, dimension 1."""
     fold = folded(gradient.shape, use.where, use.examples, name)
-    weight, bias = use.piece(w, "weight"), use.piece(b, "bias")
+    weight, bias = use.parameter(w, "weight"), use.parameter(b, "bias")
     gradient = wide(gradient)
     found: Found = []
     if weight is not None:
@@ -64,7 +64,9 @@ def _channels(use: Use, scaled: Callable[[], Tensor], gradient: Tensor, w: int, 
     return found
 
 
-def _trailing(use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: Piece | None, bias: Piece | None) -> Found:
+def _trailing(
+    use: Use, scaled: Tensor, gradient: Tensor, dims: int, weight: ParameterView | None, bias: ParameterView | None
+) -> Found:
     gradients = wide(by_example(gradient, use.where, use.examples, dims))
     found: Found = []
     if weight is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where
-from terrine.sgd.clipping.piece import Piece
+from terrine.sgd.clipping.parameter_view import ParameterView
 from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Use
 
 State = tuple[Tensor, ...]
@@ -53,7 +53,7 @@ def over_time(cell: Cell) -> Callable[..., Any]:
             raise Unfollowed("recurrent layers on packed sequences have no rule")
         states = states if isinstance(states, list | tuple) else (states,)
         for state in states:
-            if tape.where(state) is None and tape.piece(state) is None:
+            if tape.where(state) is None and tape.parameter(state) is None:
                 tape.tag(state, Where(1))
         ways = 2 if bidirectional else 1
         each = len(weights) // (layers * ways)
@@ -91,7 +91,7 @@ def _layer(
     with tape:
         inputs = functional.linear(x.contiguous(), w_in, b_in)
     where = tape.where(inputs)
-    trained_state = any(tape.piece(part) is not None for part in state)
+    trained_state = any(tape.parameter(part) is not None for part in state)
     alike = {part.dtype for part in (inputs, w_hidden, *state)} == {inputs.dtype}
     if isinstance(where, Where) and where.axis == 1 and alike and not projected and not trained_state:
         return _unrolled(tape, cell, inputs, where, state, w_hidden, b_hidden)
@@ -110,14 +110,14 @@ def _unrolled(
 ) -> tuple[Tensor, State]:
     """All steps by plain autograd; the recurrent map's output gradients are those of zeros added to its outputs."""
     args = tape.plain(weight), tape.plain(bias)
-    pieces: dict[int | str, Piece] = {}
+    params: dict[int | str, ParameterView] = {}
     for place, tensor in ((1, weight), (2, bias)):
-        piece = None if tensor is None else tape.piece(tensor)
-        if piece is not None:
-            pieces[place] = piece
-    use = Use(functional.linear, (), {}, pieces, where, tape.examples)
+        param = None if tensor is None else tape.parameter(tensor)
+        if param is not None:
+            params[place] = param
+    use = Use(functional.linear, (), {}, params, where, tape.examples)
     zeros = torch.zeros_like(inputs)
-    zeros = tape.listen(zeros, use, RULES[functional.linear]) if pieces else zeros
+    zeros = tape.listen(zeros, use, RULES[functional.linear]) if params else zeros
     before, outputs = [], []
     for step, zero in zip(inputs.unbind(0), zeros.unbind(0), strict=True):
         before.append(state[0].detach())
@@ -146,7 +146,7 @@ def single(cell: Cell) -> Callable[..., Any]:
         several = isinstance(states, list | tuple)
         state = tuple(states) if several else (states,)
         for part in state:
-            if tape.where(part) is None and tape.piece(part) is None:
+            if tape.where(part) is None and tape.parameter(part) is None:
                 tape.tag(part, FRONT)
         with tape:
             result = cell(functional.linear(x, w_in, b_in), functional.linear(state[0], w_hidden, b_hidden), state)

@@ -1,8 +1,8 @@
-"""Pieces: the tensors that stand for a parameter, or for something made from parameters alone.
+"""Parameter views: the tensors that stand for a parameter, or for something made from parameters alone.
 
 A forward pass may use a parameter as it is, a view of it (`weight.chunk(3)`), a broadcast of it
-(`token.expand(n, -1, -1)`), or something computed from it (`g * v / |v|`). Each is a piece; what its uses
-contribute flows back to the parameter at the end:
+(`token.expand(n, -1, -1)`), or something computed from it (`g * v / |v|`). Each is a parameter
+view; what its uses contribute flows back to the parameter at the end:
 
     view       the same numbers at other places; disjoint views need no cross terms
     lookup     rows of a table by fixed positions: a `Lookup`
@@ -24,18 +24,18 @@ from terrine.sgd.clipping.tied import combined
 
 
 @dataclass(eq=False, slots=True)
-class Piece:
+class ParameterView:
     """`value` is what the forward pass computes with; `graph` is the same with its history."""
 
     value: Tensor
     graph: Tensor
     name: str = ""
-    parents: tuple[Piece, ...] = ()
-    expanded_from: Piece | None = None
+    parents: tuple[ParameterView, ...] = ()
+    expanded_from: ParameterView | None = None
     tokens: Tensor | None = None
     uses: int = 0
     contributions: list[Contribution] = field(default_factory=list)
-    views: list[Piece] = field(default_factory=list)
+    views: list[ParameterView] = field(default_factory=list)
 
     @property
     def simple(self) -> bool:
@@ -43,19 +43,19 @@ class Piece:
         return self.uses == 1 and self.name != "" and not self.views
 
 
-def settle(pieces: list[Piece], examples: int) -> None:
-    """Carry every derived piece's contributions to the parameters, the last made first."""
-    for piece in reversed(pieces):
-        if piece.parents and piece.contributions and not is_view(piece):
-            _carry(piece, combined(piece.contributions), examples)
+def settle(params: list[ParameterView], examples: int) -> None:
+    """Carry the contributions of every derived view to the parameters, the last made first."""
+    for param in reversed(params):
+        if param.parents and param.contributions and not is_view(param):
+            _carry(param, combined(param.contributions), examples)
 
 
-def is_view(piece: Piece) -> bool:
-    """Whether a derived piece is the parameter's own memory, no number twice."""
-    return bool(piece.parents) and any(piece is view for view in piece.parents[0].views)
+def is_view(param: ParameterView) -> bool:
+    """Whether a derived view is the parameter's own memory, no number twice."""
+    return bool(param.parents) and any(param is view for view in param.parents[0].views)
 
 
-def merged(root: Piece) -> Contribution:
+def merged(root: ParameterView) -> Contribution:
     """One contribution for a parameter and all its views."""
     if not root.views:
         return combined(root.contributions)
@@ -64,12 +64,12 @@ def merged(root: Piece) -> Contribution:
     if len(parts) == 1 and parts[0] is root:
         return combined(root.contributions)
     places = [_place(part.value, root.value) for part in parts]
-    mixed = Views([combined(part.contributions) for part in parts], places, tuple(root.value.shape))
+    mixed = DisjointViews([combined(part.contributions) for part in parts], places, tuple(root.value.shape))
     return mixed if mixed.disjoint() else Dense(mixed.dense())
 
 
 @dataclass
-class Views:
+class DisjointViews:
     """Contributions to disjoint views of one parameter: squares add, and every sum goes to its place."""
 
     parts: list[Contribution]
@@ -99,8 +99,8 @@ class Views:
             rows.as_strided((len(rows), *size), (rows.shape[1], *stride), offset).add_(part)
         return rows.view(-1, *self.shape)
 
-    def drop(self, examples: Tensor) -> Views:
-        return Views([part.drop(examples) for part in self.parts], self.places, self.shape)
+    def drop(self, examples: Tensor) -> DisjointViews:
+        return DisjointViews([part.drop(examples) for part in self.parts], self.places, self.shape)
 
     def _numbers(self) -> int:
         return int(torch.Size(self.shape).numel())
@@ -116,20 +116,20 @@ def _place(view: Tensor, base: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]
     return tuple(view.shape), tuple(view.stride()), int(view.storage_offset()) - int(base.storage_offset())
 
 
-def _carry(piece: Piece, total: Contribution, examples: int) -> None:
+def _carry(param: ParameterView, total: Contribution, examples: int) -> None:
     rows = total.dense()
-    if piece.tokens is not None:
-        tokens = piece.tokens.reshape(1, -1).expand(examples, -1)
-        table = piece.parents[0]
+    if param.tokens is not None:
+        tokens = param.tokens.reshape(1, -1).expand(examples, -1)
+        table = param.parents[0]
         flat = rows.reshape(examples, tokens.shape[1], -1)
         table.contributions.append(Lookup(tokens, flat, tuple(table.value.shape)))
         return
-    roots = _roots(piece)
+    roots = _roots(param)
     with torch.enable_grad():
         gradients: Any = torch.autograd.grad(
-            piece.graph,
+            param.graph,
             [root.graph for root in roots],
-            rows.to(piece.graph.dtype),
+            rows.to(param.graph.dtype),
             is_grads_batched=True,
             retain_graph=True,
             allow_unused=True,
@@ -139,8 +139,8 @@ def _carry(piece: Piece, total: Contribution, examples: int) -> None:
             root.contributions.append(Dense(wide(gradient.detach())))
 
 
-def _roots(piece: Piece) -> list[Piece]:
-    """The parameters that a piece is made from, each once."""
-    if not piece.parents:
-        return [piece]
-    return list(dict.fromkeys(root for parent in piece.parents for root in _roots(parent)))
+def _roots(param: ParameterView) -> list[ParameterView]:
+    """The parameters that a view is made from, each once."""
+    if not param.parents:
+        return [param]
+    return list(dict.fromkeys(root for parent in param.parents for root in _roots(parent)))
