@@ -10,6 +10,7 @@ nothing, not even a folder. A crash between the charge and its receipt may waste
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from terrine.errors import InvalidArgument, OutOfOrder, TerrineError
 from terrine.events import Composed, Event, OneOf, RandomStopping, Repeated, Reproducible
 from terrine.events.codec import from_dict, to_dict
 
-_ROOM = 256
+_ROOM = 512
 """Bytes for the account's name and two hashes."""
 
 
@@ -45,6 +46,8 @@ class Receipt:
     """The ledger's head after it: write it down elsewhere, and a roll-back is found."""
     place: int | None = None
     """The folder it was made in, by its inode: moved with its folder it holds, in a copy it does not."""
+    settings: str = ""
+    """A hash of what was asked for: with other settings the same event would be another release."""
 
     def covers(self, event: Event) -> None:
         """Refuse to go on with what was not paid for.
@@ -88,17 +91,21 @@ class Payment:
         return receipt.account == str(getattr(self.account, "name", type(self.account).__name__))
 
 
-def paid(path: Path, event: Event, payment: Payment) -> Receipt:
+def paid(path: Path, event: Event, payment: Payment, *, settings: Any) -> Receipt:
     """The receipt at `path`, where the run was begun before; otherwise charge `event` and keep the receipt there.
 
+    `settings` is all that was asked for, as JSON can hold it.
+
     Raises:
-        InvalidArgument: the run was begun, and charged, for another event; or nothing can be written at `path`.
+        InvalidArgument: the run was begun, and charged, for another event or with other settings; or nothing can be
+            written at `path`.
         BudgetExceeded: the account has not enough left; nothing was charged or written.
     """
+    asked = hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()
     kept = _read(path) if path.exists() else None
-    if kept is not None and kept.event != event:
+    if kept is not None and (kept.event, kept.settings) != (event, asked):
         raise InvalidArgument(
-            f"{path}: the run was begun, and charged, for another event: its data, its settings or Terrine have "
+            f"{path}: the run was begun, and charged, for something else: its data, its settings or Terrine have "
             "changed since; want them as they were, or a new folder, which is charged anew"
         )
     if kept is not None and payment.was_charged(kept) and (payment.account is None or kept.place == _place(path)):
@@ -109,7 +116,7 @@ def paid(path: Path, event: Event, payment: Payment) -> Receipt:
             with files.written(path, private=True) as file:
                 room = file.write(_text(Receipt(event)) + b" " * _ROOM)  # there is room for it, or nothing is charged
                 file.flush()
-                receipt = replace(payment.charge(event), place=_place(path))
+                receipt = replace(payment.charge(event), place=_place(path), settings=asked)
                 file.seek(0)
                 file.write(_text(receipt).ljust(room))
     except OSError as error:
@@ -136,13 +143,20 @@ def _holds(whole: Event, part: Event) -> bool:
 
 
 def _text(receipt: Receipt) -> bytes:
-    record = {"account": receipt.account, **receipt.record(), "place": receipt.place, "event": to_dict(receipt.event)}
+    record: dict[str, Any] = {
+        "account": receipt.account,
+        **receipt.record(),
+        "place": receipt.place,
+        "settings": receipt.settings,
+    }
+    record["event"] = to_dict(receipt.event)
     return json.dumps(record).encode() + b"\n"
 
 
 def _read(path: Path) -> Receipt:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return Receipt(from_dict(record["event"]), record["account"], record["charge"], record["head"], record["place"])
+        names = ("account", "charge", "head", "place", "settings")
+        return Receipt(from_dict(record["event"]), *(record[name] for name in names))
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{path}: not a receipt ({error}); want the one of the run, or a new folder") from None

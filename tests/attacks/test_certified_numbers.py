@@ -138,6 +138,17 @@ def test_calibration_of_few_rare_steps_ends():
     assert time.process_time() - start < 15
 
 
+def test_what_parts_state_does_not_hide_a_tighter_bound():
+    """The sample is not drawn with probability 0.97, so that delta of 0.12 covers all that can happen."""
+    inside = PoissonSampled(Repeated(Laplace(noise=0.1), times=10), rate=0.03)
+    assert accounting.epsilon(inside, delta=0.12) == 0
+
+
+def test_a_small_account_refuses_an_event_that_fails_too_often_as_too_dear():
+    with pytest.raises(BudgetExceeded):
+        Filter(Budget(1.0, 1e-9)).charge(ApproximateDP(epsilon=0.1, delta=1e-6))
+
+
 @pytest.mark.parametrize("epsilon", [1e308, 1e10])
 def test_a_budget_beyond_all_meaning_is_refused(epsilon):
     with pytest.raises(InvalidArgument, match="epsilon"):

@@ -1,6 +1,7 @@
 """One fingerprint for what was made alike, whatever process made it; another for what was not."""
 
 import functools
+import os
 import subprocess
 import sys
 

@@ -380,7 +380,7 @@ def _planned(budget: Budget, event: Event) -> bool:
         return (
             delta(event, epsilon=budget.epsilon) <= budget.delta or epsilon(event, delta=budget.delta) <= budget.epsilon
         )
-    except UnsupportedEvent:
+    except (UnsupportedEvent, InvalidArgument):
         return False
 
 

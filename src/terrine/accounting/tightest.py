@@ -34,7 +34,7 @@ _OUTWARD = 1e-9
 """The first step outward where epsilon and delta do not agree."""
 _STEPS, _FAR = 12, 0.1
 """Past so many steps, or one so long, the method that found the epsilon is not believed."""
-_LESS = 1 - 1e-4
+_LESS = 0.99
 """What others evaluate depends a little on the delta they were made for: they must prove slightly less."""
 
 
@@ -106,13 +106,15 @@ def _witnessed(ask: Callable[[], _Answer], nothing: _Answer) -> _Answer:
 
 
 def _epsilon(event: Event, delta: float, least: float) -> float:
-    stated: _Method = ("what the parts state", lambda: composition.stated(event, delta=delta))
-    first: list[_Method] = [("certified", lambda: certified.epsilon(event, delta=delta)), stated]
+    def stated() -> float:
+        return composition.stated(event, delta=delta)
+
+    first: list[_Method] = [("certified", lambda: _least_of(certified.epsilon(event, delta=delta), stated))]
     others: list[_Method] = [
         ("renyi", lambda: renyi.epsilon(event, delta=delta)),
         ("composition", lambda: composition.advanced(event, delta=delta)),
         ("witness", lambda: _second_opinion(event, delta, full=True).upper),
-        stated,
+        ("what the parts state", stated),
     ]
     return _smallest(event, (first, others), least, lambda found: _agreed(event, delta, found))
 
@@ -129,14 +131,23 @@ def _delta_methods(event: Event, epsilon: float, near: float | None = None) -> t
             return witness.most_delta(event, epsilon=epsilon, near=near)
         return witness.delta_bounds(event, epsilon=epsilon).upper
 
-    return [
-        ("certified", lambda: certified.delta(event, epsilon=epsilon)),
-        ("what the parts state", lambda: composition.stated_delta(event, epsilon=epsilon)),
-    ], [
+    def stated() -> float:
+        return composition.stated_delta(event, epsilon=epsilon)
+
+    return [("certified", lambda: _least_of(certified.delta(event, epsilon=epsilon), stated))], [
+        ("what the parts state", stated),
         ("renyi", lambda: renyi.delta(event, epsilon=epsilon)),
         ("composition", lambda: composition.advanced_delta(event, epsilon=epsilon)),
         ("witness", lambda: _witnessed(by_witness, 1.0)),
     ]
+
+
+def _least_of(found: float, stated: Callable[[], float]) -> float:
+    """What was found, or what the parts state of themselves where that is less."""
+    try:
+        return min(found, stated())
+    except (UnsupportedEvent, InvalidArgument):
+        return found
 
 
 def _agreed(event: Event, delta: float, found: float) -> float:

@@ -48,8 +48,12 @@ from terrine.accounting.witness_measure import (
 from terrine.errors import UnsupportedEvent
 from terrine.events import Event, Neighbours
 
-_SCALES = (1e-6, 1e-24, 1e-96, 1e-300)
+_SCALES = (1e-6, 1e-12, 1e-24, 1e-48, 1e-96, 1e-150, 1e-200, 1e-250, 1e-300)
 """Deltas for which measures are made until one is small enough."""
+
+
+_COARSE, _MOST_PARTS = 256, 40
+"""A lower bound on so few cells looks at no more different parts than this."""
 
 
 class Bounds(NamedTuple):
@@ -102,7 +106,8 @@ def delta_bounds(event: Event, *, epsilon: float, cells: int = 2048) -> Bounds:
         found = Bounds(max(found.lower, low), min(found.upper, high))
         if found.upper > scale or found.upper <= 1.01 * found.lower:
             break
-    return found._replace(upper=most_delta(event, epsilon=epsilon, near=max(found.upper, _SCALES[-1]), cells=cells))
+    near = max(found.upper, _SCALES[-1])
+    return found._replace(upper=min(found.upper, most_delta(event, epsilon=epsilon, near=near, cells=cells)))
 
 
 def most_delta(event: Event, *, epsilon: float, near: float, cells: int = 2048) -> float:
@@ -132,6 +137,10 @@ def _worst(event: Event, delta: float, cells: int, upper: bool, value: Callable[
 def _measure(side: Side, event: Event, cut: float) -> Measure:
     """The measure of `event`; about `cut` of its mass was moved outward at the tails."""
     s, others = _kinds(event)
+    if (
+        not side.upper and side.cells <= _COARSE
+    ):  # without a part it never costs more: a quick look at the most frequent
+        others = Counter(dict(others.most_common(_MOST_PARTS)))
     share = cut / (len(others) + 1)
     found = [noises.gaussian(side, s, share)] if s else []
     for part, times in others.items():

@@ -36,6 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.pool import NullPool
 
+from terrine import check
 from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable, MissingExtra
 from terrine.ledger import schema
 from terrine.ledger.file import NOTHING, PAGE, DatabaseFile, Files
@@ -223,9 +224,10 @@ class Store:
         self._idle.append(session)
 
     def must_be_in_place(self, session: Session) -> None:
-        """Refuse to go on with files that were moved away or replaced since `session` opened them."""
+        """Refuse to go on with files that were moved away or replaced since they were opened, or that hold code."""
         if self._file is not None:
             self._file.must_be(session.files)
+            _refuse_code(session.cursor.execute(_STRANGE).fetchone())
 
     def discard(self, session: Session | None) -> None:
         """Let go of `session` and every other connection: what failed once is not trusted again."""
@@ -339,6 +341,11 @@ class Store:
         with connection.cursor() as cursor:
             cursor.execute("SET synchronous_commit = on")
             cursor.execute(f"SET lock_timeout = {int(self._timeout * 1000)}")
+            cursor.execute(
+                "SELECT tgname FROM pg_trigger JOIN pg_class ON tgrelid = pg_class.oid "
+                "WHERE NOT tgisinternal AND relname LIKE 'ledger_%'"
+            )
+            _refuse_code(cursor.fetchone())
         connection.commit()
 
     def _explained(self, error: Exception) -> Exception:
@@ -392,3 +399,16 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA wal_autocheckpoint = {2**22 // PAGE}")  # as usual, 4 MB
     connection.execute("PRAGMA foreign_keys = ON")
+    _refuse_code(connection.execute(_STRANGE).fetchone())
+
+
+_STRANGE = "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')"
+
+
+def _refuse_code(found: Any) -> None:
+    """A trigger or a view could undo what is written, in the same transaction, and leave every hash in order."""
+    if found is not None:
+        raise LedgerDamaged(
+            f"the database holds {check.shown(found[0])}, a trigger or a view that Terrine did not make; nothing was "
+            "charged and nothing was released; find out who put it there, and restore the ledger from an export"
+        )

@@ -78,6 +78,11 @@ class Job:
         return min(len(self.public.inputs), check.whole("queries", self.label.get("queries", len(self.public.inputs))))
 
     @property
+    def asked(self) -> dict[str, Any]:
+        """The choices that shape what is released."""
+        return {"split": self.split, "train": self.train, "label": self.label, "bill": self.bill}
+
+    @property
     def unit(self) -> Unit:
         """Whom the deal protects."""
         return Unit.EXAMPLE if self.data.groups is None else Unit.PERSON
@@ -148,7 +153,7 @@ def carry_out(
     with files.unmade_if_refused(run.owner):
         if not run.owner.exists():
             files.private_folder(run.folder)
-        receipt = paid(run.owner / "receipt.json", event, payment)
+        receipt = paid(run.owner / "receipt.json", event, payment, settings=job.asked)
     _buy(job, run, receipt, progress)
     priced = {name: value for name, value in job.bill.items() if name != "test_seed"}
     shown = run.bill(receipt=receipt, rng=_source(job.bill), **priced)

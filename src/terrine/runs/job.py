@@ -69,7 +69,8 @@ def train(
     with files.unmade_if_refused(folder.owner):
         if not folder.has(RECEIPT):
             folder.make()
-        receipt = paid(folder.path / RECEIPT, plan.event, Payment(account, purpose, by, head))
+        payment = Payment(account, purpose, by, head)
+        receipt = paid(folder.path / RECEIPT, plan.event, payment, settings=settings.as_dict())
     folder.begin(settings)
     try:
         _train(folder, plan, opened, receipt, progress, quiet)
