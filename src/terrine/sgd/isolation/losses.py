@@ -1,0 +1,136 @@
+"""Losses: per-example ones, their sums and their means; a mean never depends on what labels others have.
+
+torch divides the mean of a cross-entropy by the weights of the whole lot's labels, leaving out those that are
+ignored: one label moves every example's share. Here every example's loss is the mean over its own labels that are not
+ignored (times class weights, which divide nothing), and the lot's is the mean over its examples. Without weights, and
+where all examples have equally many labels, these are torch's numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from terrine.sgd.isolation.call import Call, Mixes, broadcast, check_alike, rule, tensors
+from terrine.sgd.isolation.status import Rows, Status, Total, is_plain
+
+log = logging.getLogger("terrine.sgd")
+
+
+@lru_cache(maxsize=256)
+def _signature(func: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(func)
+
+
+def _bound(call: Call) -> dict[str, Any]:
+    try:
+        found = _signature(call.func).bind(*call.args, **call.kwargs)
+    except (TypeError, ValueError) as error:
+        raise Mixes("arguments that were not understood") from error
+    found.apply_defaults()
+    if found.arguments.get("size_average") is not None or found.arguments.get("reduce") is not None:
+        raise Mixes("size_average and reduce, which are no longer known; want reduction=")
+    return found.arguments
+
+
+def _reduced(reduction: str, rows: Rows) -> Status:
+    if reduction == "none":
+        return rows
+    if reduction == "batchmean" and rows.axis != 0:
+        raise Mixes("a mean over another axis than the examples'")
+    return Total(mean=reduction != "sum")
+
+
+@rule(
+    "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div "
+    "poisson_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss"
+)
+def elementwise_loss(call: Call, out: Any) -> Any:
+    """A loss for every number, then its sum or mean."""
+    given = _bound(call)
+    operands = tensors(given.values())
+    rows = broadcast(call, operands, torch.broadcast_shapes(*(one.shape for one in operands)))
+    if not isinstance(rows, Rows):
+        raise Mixes("no examples")
+    return _reduced(given["reduction"], rows)
+
+
+@rule("gaussian_nll_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss cosine_embedding_loss")
+def row_loss(call: Call, out: Any) -> Any:
+    """A loss for every row, then its sum or mean."""
+    given = _bound(call)
+    call.public(given.pop("weight", None))
+    found = {call.rows(one) for one in tensors(given.values())}
+    if found != {Rows(0)} or any(one.dim() > 2 for one in tensors(given.values())):
+        raise Mixes("examples that are not the first axis")
+    return _reduced(given["reduction"], Rows(0))
+
+
+def cross_entropy(call: Call) -> tuple[Tensor, Status]:
+    """`cross_entropy` or `nll_loss`, its mean by example."""
+    given = _bound(call)
+    x, target, reduction = given["input"], given["target"], given["reduction"]
+    call.public(given["weight"])
+    rows = _aligned(call, x, target)
+    given["reduction"] = "none"
+    each = call.func(**given)
+    if reduction == "none":
+        return each, rows
+    if reduction == "sum":
+        return each.sum(), Total(mean=False)
+    if given["weight"] is not None:
+        _say("class weights: a mean is divided by the number of labels, not by the weights of the whole lot's labels")
+    if target.is_floating_point() or is_plain(each, rows, call.n) and each.dim() == 1:
+        return each.mean(), Total(mean=True)
+    _say("several labels an example: a mean is over each example's own labels that are not ignored, then over examples")
+    counted = (target.detach() != given["ignore_index"]).to(each.dtype)
+    return (_by_example(each, rows, call.n) / _by_example(counted, rows, call.n).clamp(min=1.0)).mean(), Total(mean=True)
+
+
+def _aligned(call: Call, x: Tensor, target: Tensor) -> Rows:
+    """Where the examples lie in one loss per label."""
+    classes = 1 if x.dim() > 1 else 0
+    found = set()
+    for tensor in (x, target):
+        rows = call.rows(tensor)
+        if rows is None:
+            continue
+        whole = tensor.dim() == x.dim()
+        if whole and rows.axis == classes:
+            raise Mixes("classes over the examples")
+        found.add(Rows(rows.axis - (whole and rows.axis > classes), rows.inner))
+    if len(found) != 1:
+        raise Mixes("examples along different axes")
+    rows = found.pop()
+    for tensor in (x, target):
+        if call.rows(tensor) is None:
+            axis = rows.axis + (tensor.dim() == x.dim() and rows.axis >= classes)
+            check_alike(call, tensor, Rows(axis, rows.inner), tensor.shape)
+    return rows
+
+
+def _by_example(each: Tensor, rows: Rows, n: int) -> Tensor:
+    split = each.unflatten(rows.axis, (-1, n, rows.inner))
+    return split.movedim(rows.axis + 1, 0).reshape(n, -1).sum(1)
+
+
+COMPUTED: dict[str, Callable[[Call], tuple[Tensor, Status]]] = {
+    "cross_entropy": cross_entropy,
+    "nll_loss": cross_entropy,
+}
+"""Operations that are computed in another way than torch's."""
+
+
+def _say(what: str) -> None:
+    if what not in _said:
+        _said.add(what)
+        log.warning("%s", what)
+
+
+_said: set[str] = set()
