@@ -42,8 +42,9 @@ from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import ANCHOR, Tape
-from terrine.sgd.clipping.trial import misunderstood
-from terrine.sgd.reduction import refuse_shared_denominator
+from terrine.sgd.clipping.trial import compared, misunderstood
+from terrine.sgd.isolation import Isolation, Mixed, Rows, Total, own_function, totals
+from terrine.sgd.reduction import of_criterion, refuse_shared_denominator
 from terrine.sgd.validate import validate
 
 log = logging.getLogger("terrine.sgd")
@@ -144,23 +145,60 @@ class _Work:
         return found
 
     def _run(self, tape: Tape, x: Lot, y: Lot) -> None:
-        """Forward and backward under the tape."""
+        """Forward and backward under the tape, while the isolation check follows every call."""
+        isolation = Isolation(tape.examples, self.model)
         with torch.enable_grad():
             x = detached(x)
             tape.mark(x)
-            with own_rules(self.model, tape), tape:
-                output = call(self.model, x)
-            loss = self.criterion(output, y)
-            if not isinstance(loss, Tensor):
-                raise InvalidArgument(f"criterion: want a tensor, got {type(loss).__name__}")
-            if self.mean is None and tape.examples > 1:
-                self.mean = is_mean(self.criterion, output, y, tape.examples)
+            isolation.mark((x, y))
+            try:
+                isolation.recorder = tape
+                with own_rules(self.model, tape), tape, isolation:
+                    output = call(self.model, x)
+                isolation.recorder = None
+                with isolation:
+                    loss = self.criterion(output, y)
+                if not isinstance(loss, Tensor):
+                    raise InvalidArgument(f"criterion: want a tensor, got {type(loss).__name__}")
+                self._settle(isolation, loss, x, output, y)
+            finally:
+                isolation.unmark()
             if not loss.requires_grad:
                 raise Unfollowed("the loss does not depend on any parameter that was seen")
             each = torch.full_like(loss, tape.examples if self.mean else 1)  # what undoes a mean
             _, *leaked = torch.autograd.grad(loss, [ANCHOR, *self.parameters.values()], each, allow_unused=True)
         if any(gradient is not None for gradient in leaked):
             raise Unfollowed("a parameter was used where the tape cannot see it")
+
+    def _settle(self, isolation: Isolation, loss: Tensor, x: Lot, output: Lot, y: Lot) -> None:
+        """Whether the loss is a mean.
+
+        Raises: Unfollowed where the examples are not apart in it: the slow way takes each alone.
+        """
+        status = isolation.status(loss)
+        if isinstance(status, Mixed):
+            self._refuse_mixing(status, x, output, y)
+        if not isinstance(status, Rows | Total):
+            raise Unfollowed(f"{status}" if isinstance(status, Mixed) else "the loss does not come from the lot")
+        own = own_function(loss)
+        if own:
+            raise Unfollowed(f"{own}: a torch.autograd.Function, whose backward pass is not followed")
+        if isolation.n == 1:
+            return
+        mean = isinstance(status, Total) and totals.is_mean(status, isolation.n)
+        if mean and isinstance(status, Total) and not status.mean:  # divided by a multiple of so many: of the lot's size?
+            mean = is_mean(self.criterion, output, y, isolation.n)
+        if self.mean not in (None, mean):
+            raise InvalidArgument("criterion: a mean over some examples, and a sum over others; want one of them")
+        self.mean = mean
+
+    def _refuse_mixing(self, status: Mixed, x: Lot, output: Lot, y: Lot) -> None:
+        """Each example alone would be private all the same, but not what was asked for, unless nothing changes."""
+        if not status.known:
+            return
+        of_criterion(self.criterion, output, y, count(y))
+        if not compared(self.model, self.parameters, *arguments(x), count(y)):
+            raise InvalidArgument(f"the loss mixes examples, so no clipping bounds one of them: {status}")
 
 
 def _say(model: nn.Module, reason: str) -> None:

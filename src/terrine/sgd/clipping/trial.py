@@ -65,6 +65,18 @@ def misunderstood(model: nn.Module, parameters: dict[str, nn.Parameter], args: A
     return known[key]
 
 
+def compared(model: nn.Module, parameters: dict[str, nn.Parameter], args: Any, kwargs: Any, size: int) -> bool:
+    """Whether a few examples of this lot could be compared, alone against in company, and are the same.
+
+    Raises: InvalidArgument where they are not.
+    """
+    if size < 2 or not _can_be_cut(model, (args, kwargs), size):
+        return False
+    many = min(size, COMPANY)
+    with pages.aside(), _steady(model), torch.enable_grad():
+        return _Trial(model, parameters, _picked((args, kwargs), size, many), many).result() is not None
+
+
 def _tried(model: nn.Module, parameters: dict[str, nn.Parameter], given: Any, many: int) -> str:
     """The trial's result; where it is not good, that of a trial in double precision, if the model can do that."""
     try:

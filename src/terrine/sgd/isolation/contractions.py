@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from terrine.sgd.isolation.call import Call, Mixes, broadcast, check_alike, rule, tensors
-from terrine.sgd.isolation.status import Rows, Total
+from terrine.sgd.isolation.status import Packed, Rows, Total
 
 
 @rule("linear")
@@ -201,9 +201,14 @@ def looked_up(call: Call, out: Any) -> Any:
 
 @rule("embedding_bag")
 def bags(call: Call, out: Any) -> Any:
-    """Bags as rows of a matrix."""
+    """Bags as rows of a matrix, or between offsets."""
     x, weights = call.argument(0, "input"), call.argument(8, "per_sample_weights")
     call.public(call.argument(1, "weight"))
+    if x.dim() == 1 and isinstance(call.status(x), Packed):  # each bag is what lies between its example's offsets
+        offsets, last = call.argument(2, "offsets"), call.argument(9, "include_last_offset", default=False)
+        given = call.status(offsets)
+        if (given == Rows(0) and not last) or (isinstance(given, Packed) and last and len(out) == call.n):
+            return Rows(0)
     if x.dim() != 2 or call.argument(3, "max_norm") is not None:
         raise Mixes("bags between offsets")
     if call.rows(x) != Rows(0) or (weights is not None and call.rows(weights) != Rows(0)):

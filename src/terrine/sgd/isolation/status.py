@@ -41,6 +41,7 @@ class Mixed:
     operation: str
     place: str
     why: str = ""
+    known: bool = True  # an operation that does mix, not one of which nobody can tell
 
     def __str__(self) -> str:
         why = f" ({self.why})" if self.why else ""
@@ -57,8 +58,13 @@ class Made:
     """Public, and made while the lot was out: it may be written to."""
 
 
-Status: TypeAlias = Rows | Total | Mixed | Drawn | Made
-DRAWN, MADE = Drawn(), Made()
+@dataclass(frozen=True)
+class Packed:
+    """All examples' numbers one behind the other, each as many as offsets say."""
+
+
+Status: TypeAlias = Rows | Total | Mixed | Drawn | Made | Packed
+DRAWN, MADE, PACKED = Drawn(), Made(), Packed()
 
 
 def holds(shape: Sequence[int], rows: Rows, n: int) -> bool:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,12 +24,11 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping.axis import Where
 from terrine.sgd.isolation import contractions, elementwise, indexing, structure, totals  # noqa: F401  fill the table
 from terrine.sgd.isolation.alone import one_by_one
 from terrine.sgd.isolation.call import TABLE, Call, Mixes, check_alike, tensors
 from terrine.sgd.isolation.losses import COMPUTED
-from terrine.sgd.isolation.status import DRAWN, MADE, Drawn, Made, Mixed, Rows, Status, Total, holds
+from terrine.sgd.isolation.status import DRAWN, MADE, PACKED, Drawn, Made, Mixed, Packed, Rows, Status, Total, holds
 
 log = logging.getLogger("terrine.sgd")
 
@@ -47,19 +47,16 @@ class Isolation(TorchFunctionMode):
         self.recorder: Any = None  # of per-example gradients: `where`, `tag` and `piece`
         self._model = model
         self._key, self._serial = object(), 0
-        self._busy = False
+        self._busy = self._left = False
         self._written: dict[int, tuple[int, Tensor]] = {}  # memory that changed hands: when, and what keeps it
         self._marked: list[Tensor] = []
 
     # -- what is known of tensors ---------------------------------------------------------------------
 
-    def mark(self, lot: Any, *, every: bool = True) -> None:
-        """Say that these tensors hold one example per index of their first dimension."""
-        for tensor in tensors((lot,)):
-            if tensor.dim() and tensor.shape[0] == self.n:
-                self.tag(tensor, Rows(0))
-            elif every:
-                self.tag(tensor, Mixed("the lot", "its making", f"a tensor of shape {tuple(tensor.shape)}"))
+    def mark(self, lot: Any) -> None:
+        """Say that these tensors hold one example per index of their first dimension; others are bags of all lengths."""
+        for tensor in held(lot):
+            self.tag(tensor, Rows(0) if tensor.dim() and tensor.shape[0] == self.n else PACKED)
             self._marked.append(tensor)
 
     def unmark(self) -> None:
@@ -97,22 +94,39 @@ class Isolation(TorchFunctionMode):
         finally:
             self._busy = before
 
+    def __enter__(self) -> Isolation:
+        super().__enter__()
+        _active().append(self)
+        self._left = False
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        active = _active()
+        if active and active[-1] is self:
+            active.pop()
+            super().__exit__(*raised)
+        self._left = self not in active or active[-1] is not self
+        while active and active[-1]._left:  # loops that were left while a newer one ran
+            active.pop()
+            super().__exit__(*raised)
+
     # -- every call -----------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._busy:
+        if self._busy or self._left or _active()[-1] is not self:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = getattr(func.__self__, "__name__", "")
             if name not in _READ:
                 return func(*args, **kwargs)
+            name = f".{name}" if name == "grad" else name
         elif name in _METADATA:
             return func(*args, **kwargs)
         self._busy = True
         try:
-            return self._followed(func, name.partition(".")[0], args, kwargs)
+            return self._followed(func, name.partition(".")[0] or name, args, kwargs)
         finally:
             self._busy = False
 
@@ -168,7 +182,7 @@ class Isolation(TorchFunctionMode):
         except Mixes as why:
             return self._mixed(call, str(why))
         except (IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            return self._mixed(call, f"arguments that were not understood: {error}")
+            return self._mixed(call, f"arguments that were not understood: {error}", known=False)
 
     def _unknown(self, call: Call) -> Any:
         """An operation that nobody knows: by `vmap`, or mixed."""
@@ -178,7 +192,8 @@ class Isolation(TorchFunctionMode):
             result, axis = found
             return self._keep(call, result, Rows(axis))
         result = call.func(*call.args, **call.kwargs)
-        return self._keep(call, result, self._mixed(call, "an operation that is not known to keep examples apart"))
+        why = "an operation that is not known to keep examples apart"
+        return self._keep(call, result, self._mixed(call, why, known=False))
 
     def _in_place(self, call: Call, base: str) -> Any:
         """A call that writes to its first argument."""
@@ -188,7 +203,7 @@ class Isolation(TorchFunctionMode):
         status: Status | None = mixed
         if mixed is None:
             whole = Call(call.func, base, call.args, call.kwargs, call.n, call.given)
-            found = self._ruled(whole, target) if base in TABLE else self._mixed(call, "an operation that is not known")
+            found = self._ruled(whole, target) if base in TABLE else self._mixed(call, "an operation that is not known", known=False)
             status = found[0] if isinstance(found, list) else found
             if isinstance(status, Rows) and not holds(target.shape, status, self.n):
                 status = self._mixed(call, "examples that do not fit")
@@ -251,8 +266,8 @@ class Isolation(TorchFunctionMode):
         if read == tuple(status):
             return status
         if read is not None and any(self.recorder.piece(one) is not None for one, _ in call.given):
-            return self._mixed(call, "examples that the recorder read along another axis")
-        self.recorder.tag(out, Where(*status))
+            return self._mixed(call, "examples that the recorder read along another axis", known=False)
+        self.recorder.tag(out, status)
         return status
 
     def _agreed(self, result: Any, given: list[Any]) -> Any:
@@ -264,10 +279,10 @@ class Isolation(TorchFunctionMode):
                     self.tag(one, Rows(*read))
         return result
 
-    def _mixed(self, call: Call, why: str) -> Status:
+    def _mixed(self, call: Call, why: str, *, known: bool = True) -> Status:
         if self.n == 1:  # nobody is there to be mixed with
             return Rows(0)
-        return Mixed(call.name, place(), why)
+        return Mixed(call.name, place(), why, known)
 
     def _say_read(self, name: str, given: list[Any]) -> None:
         where = place()
@@ -304,7 +319,12 @@ class Isolation(TorchFunctionMode):
                 f"the loss mixes examples, so no clipping bounds one of them: {status}; want a sum or mean over the "
                 "examples of what each gives alone"
             )
-        _refuse_own_functions(output)
+        own = own_function(output)
+        if own:
+            raise InvalidArgument(
+                f"{own}: a torch.autograd.Function, whose backward pass may mix examples; sgd.Trainer and "
+                "sgd.clipped_sum clip such a model slowly, but exactly"
+            )
         if isinstance(status, Rows):
             for one in tensors((args[1:2], (kwargs or {}).values())):
                 if one is not output and one.shape == output.shape and not isinstance(self.status(one), Rows):
@@ -316,6 +336,12 @@ class Isolation(TorchFunctionMode):
         if self.n > 1 and self.mean not in (None, mean):
             raise InvalidArgument("two backward passes of one lot, from a mean and from a sum; want one kind of loss")
         self.mean = mean
+
+    def _of_leaf(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            self.tag(result, Mixed("grad", place(), "a gradient of the lot's loss"))
+        return result
 
     def _hooked(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         raise InvalidArgument(
@@ -330,8 +356,8 @@ class Isolation(TorchFunctionMode):
         return result
 
 
-def _refuse_own_functions(output: Tensor) -> None:
-    """Backward passes that somebody wrote are not followed."""
+def own_function(output: Tensor) -> str:
+    """A backward pass that somebody wrote, on the way to `output`: it is not followed. "" if there is none."""
     seen, left = set(), [output.grad_fn]
     while left:
         node = left.pop()
@@ -339,12 +365,31 @@ def _refuse_own_functions(output: Tensor) -> None:
             continue
         seen.add(node)
         if isinstance(node, BackwardCFunction) and not type(node).__module__.startswith("terrine."):
-            own = type(node).__name__.removesuffix("Backward")
-            raise InvalidArgument(
-                f"{own}: a torch.autograd.Function, whose backward pass may mix examples; sgd.Trainer and "
-                "sgd.clipped_sum clip such a model slowly, but exactly"
-            )
+            return type(node).__name__.removesuffix("Backward")
         left += [one for one, _ in node.next_functions]
+    return ""
+
+
+def held(lot: Any) -> list[Tensor]:
+    """Every tensor in a lot, however it is nested."""
+    if isinstance(lot, Tensor):
+        return [lot]
+    if isinstance(lot, Mapping):
+        return held(list(lot.values()))
+    if isinstance(lot, tuple | list):
+        return [tensor for one in lot for tensor in held(one)]
+    return held(list(vars(lot).values())) if hasattr(lot, "__dict__") and not isinstance(lot, nn.Module | type) else []
+
+
+def _active() -> list[Isolation]:
+    """The isolations that are entered in this thread, the newest last; only that one looks."""
+    if not hasattr(_here, "active"):
+        _here.active = []
+    found: list[Isolation] = _here.active
+    return found
+
+
+_here = threading.local()
 
 
 def place() -> str:
@@ -410,6 +455,8 @@ _AUGMENTED = frozenset(
 _Special = Callable[[Isolation, Any, str, Any, Any], Any]
 _SPECIAL: dict[str, _Special] = {
     "backward": Isolation._backward,
+    "grad": Isolation._backward,
+    ".grad": Isolation._of_leaf,
     "register_hook": Isolation._hooked,
     "__set__": Isolation._assigned,
 }
