@@ -144,6 +144,8 @@ class Isolation(TorchFunctionMode):
             return self._public(func, name, args, kwargs, given)
         if name in _SPECIAL:
             return _SPECIAL[name](self, func, name, args, kwargs)
+        if name in _NEW:
+            return self._public(func, name, args, kwargs, [])
         if name in _READS:
             self._say_read(name, given)
             return func(*args, **kwargs)
@@ -364,8 +366,10 @@ def own_function(output: Tensor) -> str:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction) and not type(node).__module__.startswith("terrine."):
-            return type(node).__name__.removesuffix("Backward")
+        if isinstance(node, BackwardCFunction):
+            written = getattr(type(node), "_forward_cls", type(node))
+            if not written.__module__.startswith("terrine.sgd."):
+                return str(written.__name__)
         left += [one for one, _ in node.next_functions]
     return ""
 
@@ -445,6 +449,7 @@ _COPIES = frozenset(
     "clone zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty "
     "new_tensor bernoulli normal".split()
 )
+_NEW = frozenset({"new_zeros", "new_ones", "new_full", "new_empty"})  # of which the tensor gives its type alone
 _DRAWS = frozenset(
     "rand randn randint normal bernoulli uniform exponential random geometric log_normal cauchy rand_like randn_like "
     "randint_like empty new_empty empty_like poisson".split()
