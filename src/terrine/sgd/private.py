@@ -148,7 +148,7 @@ def start(
         if (other := _RUNS.get(id(part))) is not None:
             other.close("another private run has begun on its model")
     recorder = Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None
-    run = _RUNS[id(bare)] = Run(step, optimizer, recorder, criterion)
+    run = _RUNS[id(bare)] = Run(step, optimizer, recorder)
     optimizer._terrine_run = run  # type: ignore[attr-defined]
     lots = Lots(source, run, piece, memory)
     if kept is not None:
@@ -195,12 +195,15 @@ class Lots:
                     ahead.append((piece, place == 0, self._seed(Purpose.TRAINING, step, place)))
                     yield part, self._seed(Purpose.READING, step, place)
 
-        for batch in self._source.seeded(asked()):
-            piece, first, seed = ahead.popleft()
-            generators.seed(seed)
-            yield run.begin(batch, piece, first=first)
-            run.check(loop)
-            run.finish()
+        try:
+            for batch in self._source.seeded(asked()):
+                piece, first, seed = ahead.popleft()
+                generators.seed(seed)
+                yield run.begin(batch, piece, first=first)
+                run.check(loop)
+                run.finish()
+        finally:
+            run.release_from(loop)
         run.done()
 
     def _seed(self, purpose: Purpose, step: int, place: int) -> bytes | None:

@@ -1,13 +1,14 @@
 """One private run over an ordinary loop: what hooks on the model and the optimizer do with the lot that is out.
 
-Before the forward pass the model is given the lot as it is; after it, outputs of the first lot remember what is done
-with them, until `backward` has told a mean from a sum; before `optimizer.step` the clipped sum, with its noise, takes
-the gradients' place. A step without a lot, a second one, or one after the plan's last is refused.
+While a lot is out, the isolation check follows every torch call on it: a backward pass from anything that mixes
+examples is refused, in any lot, and from a loss it tells a mean from a sum. Before `optimizer.step` the clipped sum,
+with its noise, takes the gradients' place. A step without a lot, a second one, or one after the plan's last is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import within
 from terrine.sgd.clipping.examples import is_unwatched, tensors
 from terrine.sgd.clipping.trial import misunderstood
+from terrine.sgd.isolation import Isolation
 from terrine.sgd.lots import FIRST, Piece
-from terrine.sgd.reduction import Reduction, Tape, Watched, is_loss, of_criterion, of_model, plain
 from terrine.sgd.step import Step
 
 
@@ -35,21 +36,18 @@ class Run:
         step: Step,
         optimizer: Optimizer,
         recorder: Recorder | None,
-        criterion: Callable[[Any, Any], Tensor] | None = None,
     ) -> None:
         self.step, self.optimizer, self.recorder = step, optimizer, recorder
         self.checkpoint: Checkpoint | None = None
-        self._criterion = criterion
         self._loop: object = None
         self._closed: str | None = None  # why there are no further steps
         self._done = False
         self._piece: Piece | None = None  # that waits for its step
         self._last = False
-        self._target: Any = None
-        self._given: tuple[Any, Any] | None = None
+        self._given = False  # the model was given the lot that is out
         self._aside = False  # a forward pass that could only train, while there is no lot
-        self._tape: Tape | None = None
-        self._reduction: Reduction | None = None
+        self._isolation: Isolation | None = None  # of the lot that is out
+        self._mean: bool | None = None  # whether the losses of this run are means
         self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
         if recorder is not None:
             recorder.scale = self._scale
@@ -67,7 +65,8 @@ class Run:
         if self._closed is not None:
             raise OutOfOrder(f"lots: {self._closed}; want a run of its own, by make_private")
         self.step.skip()
-        self._piece = self._tape = None
+        self.release()
+        self._piece = None
         self._loop = object()
         return self._loop
 
@@ -81,6 +80,11 @@ class Run:
             why = self._closed or "another loop over them has begun since"
             raise OutOfOrder(f"lots: {why}; want one loop at a time")
 
+    def release_from(self, loop: object) -> None:
+        """A loop is over, or was broken off."""
+        if loop is self._loop:
+            self.release()
+
     def begin(self, batch: Any, piece: Piece, *, first: bool = True) -> Any:
         """Hand out a piece of a lot."""
         self._piece, self._last = piece, piece.last
@@ -90,11 +94,20 @@ class Run:
             return batch
         self.recorder.discard()
         self.recorder.clip = self.step.rule
-        if self._reduction is not None or piece.size < 2:
-            return batch
-        self._tape = Tape(piece.size)
-        self._target = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
-        return self._tape.watch(batch)
+        self.release()
+        if piece.size:
+            self._isolation = self.recorder.isolation = Isolation(piece.size, self.step.model)
+            self._isolation.mark(batch)
+            self._isolation.__enter__()
+        return batch
+
+    def release(self) -> None:
+        """The lot that was out is back: nobody follows it any more."""
+        if self._isolation is not None:
+            self._isolation.__exit__(None, None, None)
+            self._isolation = None
+        if self.recorder is not None:
+            self.recorder.isolation = None
 
     def fitting(self, memory: float) -> int:
         """How many examples about fit into so many bytes, as the last piece had it."""
@@ -103,11 +116,12 @@ class Run:
 
     def finish(self) -> None:
         """A piece is over; where the loop took no step, or one that failed, the lot counts as used all the same."""
+        self.release()
         if self._last:
             self.step.skip()
         if self._piece is not None and self.recorder is not None:
             self.recorder.discard()
-        self._piece = self._tape = None
+        self._piece = None
         if self.checkpoint is not None:
             self.checkpoint.after_step(self)
 
@@ -120,6 +134,7 @@ class Run:
 
     def close(self, why: str) -> None:
         """Leave the model, and take no further step."""
+        self.release()
         self._leave()
         self._piece, self._loop, self._closed = None, None, why
 
@@ -128,7 +143,7 @@ class Run:
         return self
 
     def _leave(self) -> None:
-        """Take what watches off the model."""
+        """Take what watches off the model; a lot that is still out is followed to its end."""
         for hook in self._hooks[1:]:
             hook.remove()
         del self._hooks[1:]
@@ -146,29 +161,23 @@ class Run:
             raise OutOfOrder(f"optimizer.step(): {why}; want one step for each lot")
         self.step.check_parameters(optimizer)
         piece, self._piece = self._piece, None
-        if self.recorder is not None:
-            self.step.add(self._clipped(piece))
-        if piece.last:
-            self.step.release(optimizer)
-            if self.step.taken >= self.step.limit:
-                self._leave()
-        else:
-            self.step.withhold()
+        with self._aside_of_the_lot():
+            if self.recorder is not None:
+                self.step.add(self._clipped(piece))
+            if piece.last:
+                self.step.release(optimizer)
+                if self.step.taken >= self.step.limit:
+                    self._leave()
+            else:
+                self.step.withhold()
 
     def _clipped(self, piece: Piece) -> Any:
         assert self.recorder is not None
         if piece.size == 0:
             self.recorder.discard()
             return None
-        if self._tape is not None:
-            self._reduction, self._tape = self._tape.found, None
-            if self._reduction is None:
-                self.recorder.discard()
-                raise InvalidArgument(
-                    "the loss could not be followed from the model's output to loss.backward(); "
-                    "want make_private(..., criterion=criterion) to tell a mean from a sum"
-                )
-        clipped = self.recorder.collect(scale=_undoing(self._reduction, piece))
+        self._settle(piece)
+        clipped = self.recorder.collect(scale=self._undoing(piece))
         if len(clipped.norms) > piece.size:
             raise InvalidArgument(
                 f"a lot of {piece.size} examples went backward as {len(clipped.norms)}: each may count once; want one "
@@ -176,19 +185,46 @@ class Run:
             )
         return clipped
 
+    def _settle(self, piece: Piece) -> None:
+        """Find whether the losses are means, once for the run."""
+        mean = None if self._isolation is None else self._isolation.mean
+        if mean is None and self.recorder is not None:
+            self.recorder.discard()
+            raise InvalidArgument(
+                "no backward pass from the lot's loss was seen before optimizer.step(): want loss.backward(), on a loss "
+                "made of the lot by torch alone"
+            )
+        if piece.size > 1:
+            if self._mean not in (None, mean):
+                raise InvalidArgument(
+                    "the loss was a mean over the examples in one lot, and a sum in another; want the same in all, such "
+                    'as reduction="mean" or "sum"'
+                )
+            self._mean = mean
+
+    def _undoing(self, piece: Piece) -> float:
+        """What undoes a mean."""
+        return float(piece.size) if self._isolation is not None and self._isolation.mean else 1.0
+
     def _scale(self) -> float | None:
         """What undoes the loss's reduction, if that is known in the middle of the backward pass."""
-        reduction = self._reduction if self._tape is None else self._tape.found
-        if self._piece is None or (reduction is None and self._tape is not None):
-            return None
-        return _undoing(reduction, self._piece)
+        return None if self._piece is None else self._undoing(self._piece)
+
+    @contextmanager
+    def _aside_of_the_lot(self) -> Iterator[None]:
+        """What is computed inside is ours: it is not followed."""
+        if self._isolation is None:
+            yield
+            return
+        with self._isolation.paused():
+            yield
 
     def _is_watching(self, module: nn.Module) -> bool:
         return module is self.step.model and torch.is_grad_enabled() and not is_unwatched()
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Prepare the model for what it was given, where that is the lot that was handed out."""
-        self._given, self._aside = None, False
+        self._given = self._aside = False
         if not self._is_watching(module):
             return None
         leaves = tensors((args, kwargs))
@@ -198,17 +234,14 @@ class Run:
         rows = next((len(leaf) for leaf in leaves if leaf.dim()), -1)
         if not module.training and rows != self._piece.size:
             return None  # a look at other data on the way
-        if any(isinstance(leaf, Watched) for leaf in leaves):
-            if self._tape is not None:
-                self._tape.check_inputs((args, kwargs))
-            args, kwargs = plain((args, kwargs))
-        if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
-            args, kwargs = tree_map(_one_row, (args, kwargs))
-        elif self._tape is not None:
-            reason = misunderstood(module, self.step.parameters, args, kwargs, self._piece.size)
-            if reason:
-                raise Unfollowed(f"{reason}; sgd.Trainer and sgd.clipped_sum clip such a model slowly, but exactly")
-        self._given = (args, kwargs)
+        with self._aside_of_the_lot():
+            if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
+                args, kwargs = tree_map(_one_row, (args, kwargs))
+            elif self._mean is None:
+                reason = misunderstood(module, self.step.parameters, args, kwargs, self._piece.size)
+                if reason:
+                    raise Unfollowed(f"{reason}; sgd.Trainer and sgd.clipped_sum clip such a model slowly, but exactly")
+        self._given = True
         return args, kwargs
 
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> Any:
@@ -218,7 +251,7 @@ class Run:
             for leaf in tensors(output):
                 if leaf.requires_grad:
                     leaf.register_hook(_refuse_aside)
-        if self._piece is None or self._given is None:
+        if self._piece is None or not self._given:
             return None
         leaves, size = tensors(output), self._piece.size
         if size == 0:
@@ -228,14 +261,6 @@ class Run:
             raise InvalidArgument(
                 f"the model's output has shape {shapes}: want the lot's {size} examples as its first dimension"
             )
-        if self._tape is None:
-            return None
-        if self._criterion is not None:
-            self._tape.found = of_criterion(self._criterion, output, plain(self._target), size)
-        elif any(is_loss(leaf) for leaf in leaves):
-            self._tape.found = of_model(module, *self._given, size)
-        else:
-            return self._tape.watch(output, output=True)
         return None
 
 
@@ -244,10 +269,6 @@ def _refuse_aside(_: Tensor) -> None:
         "loss.backward(): no lot has been handed out, and the private run on this model keeps every gradient; want "
         "the loop over its lots, or lots.close() to end it"
     )
-
-
-def _undoing(reduction: Reduction | None, piece: Piece) -> float:
-    return 1.0 if reduction is None else reduction.scale(piece.size)
 
 
 def _has_rows(leaf: Any, size: int) -> bool:

@@ -43,7 +43,7 @@ from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.clipping.tape import ANCHOR, Tape
 from terrine.sgd.clipping.trial import compared, misunderstood
-from terrine.sgd.isolation import Isolation, Mixed, Rows, Total, own_function, totals
+from terrine.sgd.isolation import Isolation, Mixed, Rows, Total, aside, own_function, totals
 from terrine.sgd.reduction import of_criterion, refuse_shared_denominator
 from terrine.sgd.validate import validate
 
@@ -51,6 +51,7 @@ log = logging.getLogger("terrine.sgd")
 
 
 @unwatched()
+@aside()
 def clipped_sum(
     model: nn.Module,
     criterion: Criterion,

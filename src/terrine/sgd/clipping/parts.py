@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.constants import Constant
 from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.clipping.tape import Rule, Tape, Use
@@ -36,6 +37,7 @@ class Part(Tape):
         super().__init__(parameters, examples, share, constants)
         self.norms: Tensor | None = None  # once its gradients, times `scale`, are clipped and added up
         self.scale = 1.0
+        self.allowed: Callable[[], bool] = lambda: True  # whether the backward pass under way may be heard
         self._through, self._waiting = through, 0
 
     def listen(self, out: Tensor, use: Use, rule: Rule) -> Tensor:
@@ -43,6 +45,8 @@ class Part(Tape):
         return super().listen(out, use, rule)
 
     def _hear(self, use: Use, rule: Rule, versions: list[tuple[Tensor, int]], gradient: Tensor) -> None:
+        if not self.allowed():
+            raise InvalidArgument("a backward pass that nobody followed from the lot's loss; want loss.backward()")
         super()._hear(use, rule, versions, gradient)
         self._waiting -= 1
         if not self._waiting:

@@ -8,7 +8,7 @@ the same examples (two views of one lot); a forward pass after a backward begins
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from terrine.sgd.clipping.policy import ClippingRule, as_rule
 from terrine.sgd.clipping.registry import own_rules
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
+from terrine.sgd.isolation import Isolation
 from terrine.sgd.validate import validate
 
 _SHARE = 0.2  # so much of the memory of its activations may a recorded part's per-example gradients take
@@ -43,6 +44,7 @@ class Recorder:
         self.model = model
         self.clip: ClippingRule = as_rule(clip)
         self.scale: Callable[[], float | None] = _unknown
+        self.isolation: Isolation | None = None  # which follows the lot that is out
         self.measured: tuple[float, float] | None = None  # bytes of one example's activations, and gradients kept
         self._lots: list[list[Part]] = []  # the parts of every lot that went forward
         self._open: list[_Pass | None] = []
@@ -120,16 +122,21 @@ class Recorder:
         parameters = trained(module)
         if not leaves or not parameters:
             return None
-        size = int(leaves[0].shape[0])
-        lot = self._begun(size) or self._begin(self._sizes(module, (args, kwargs), leaves[0], parameters), parameters)
-        given, outputs, start = (args, kwargs), [], 0
+        with self._aside():
+            return self._begin_pass(module, (args, kwargs), leaves[0], parameters)
+
+    def _begin_pass(self, module: nn.Module, given: Any, x: Tensor, parameters: dict[str, nn.Parameter]) -> Any:
+        """Run all parts of a lot but the last; what the model is then called with."""
+        size = int(x.shape[0])
+        lot = self._begun(size) or self._begin(self._sizes(module, given, x, parameters), parameters)
+        outputs, start = [], 0
         for part in lot[:-1]:
             some = cut(given, size, start, start + part.examples)
-            with self._watching(part, some):
+            with self._watching(part, some, given):
                 outputs.append(module.forward(*some[0], **some[1]))
             start += part.examples
         last = cut(given, size, start, size) if start else given
-        self._open[-1] = _Pass(self._watching(lot[-1], last), outputs)
+        self._open[-1] = _Pass(self._watching(lot[-1], last, given), outputs)
         return last
 
     def _leave(self, _module: nn.Module, _args: Any, output: Any) -> Any:
@@ -137,15 +144,35 @@ class Recorder:
         if here is None:
             return None
         here.watch.close()
-        return joined([*here.outputs, output]) if here.outputs and output is not None else None
+        if not here.outputs or output is None:
+            return None
+        with self._aside():
+            whole = joined([*here.outputs, output])
+        if self.isolation is not None:
+            self.isolation.join(whole, [*here.outputs, output])
+        return whole
 
-    def _watching(self, part: Part, given: Any) -> ExitStack:
+    def _watching(self, part: Part, given: Any, whole: Any) -> ExitStack:
         """What is computed until it is closed, from this part of the lot, is on the tape."""
         part.mark(tensors(given))
         watch = ExitStack()
         watch.enter_context(own_rules(self.model, part))
         watch.enter_context(part)
+        if self.isolation is not None:
+            part.allowed = self.isolation.is_allowed
+            watch.enter_context(self.isolation.following(part, tensors(given), tensors(whole)))
         return watch
+
+    def _unfollowed(self, part: Part, given: Any) -> ExitStack:
+        """The same for a trial, which counts for nothing."""
+        before, self.isolation = self.isolation, None
+        try:
+            return self._watching(part, given, given)
+        finally:
+            self.isolation = before
+
+    def _aside(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.isolation is None else self.isolation.paused()
 
     def _begun(self, size: int) -> list[Part] | None:
         """The lot that went forward last, if it still waits for its backward pass: the same examples again."""
@@ -177,7 +204,7 @@ class Recorder:
         """
         part = Part(parameters, FIRST, _SHARE, constants.of(module), lambda _: None)
         try:
-            with torch.random.fork_rng(devices=[]), self._watching(part, given):
+            with torch.random.fork_rng(devices=[]), self._unfollowed(part, given):
                 output = module.forward(*given[0], **given[1])
         except (RuntimeError, ValueError):
             return 0.0  # not for so few; what is wrong with it shows when the lot runs

@@ -2,6 +2,6 @@
 
 from terrine.sgd.isolation import totals
 from terrine.sgd.isolation.status import Mixed, Rows, Total
-from terrine.sgd.isolation.watch import Isolation, own_function
+from terrine.sgd.isolation.watch import Isolation, aside, own_function
 
-__all__ = ["Isolation", "Mixed", "Rows", "Total", "own_function", "totals"]
+__all__ = ["Isolation", "Mixed", "Rows", "Total", "aside", "own_function", "totals"]

@@ -49,21 +49,21 @@ class Isolation(TorchFunctionMode):
         self._key, self._serial = object(), 0
         self._busy = self._left = False
         self._written: dict[int, tuple[int, Tensor]] = {}  # memory that changed hands: when, and what keeps it
-        self._marked: list[Tensor] = []
+        self._marked: list[tuple[Tensor, Any]] = []
+        self._parts: list[Isolation] = []
 
     # -- what is known of tensors ---------------------------------------------------------------------
 
     def mark(self, lot: Any) -> None:
         """Say that these tensors hold one example per index of their first dimension; others are bags of all lengths."""
         for tensor in held(lot):
+            self._marked.append((tensor, getattr(tensor, _TAG, None)))
             self.tag(tensor, Rows(0) if tensor.dim() and tensor.shape[0] == self.n else PACKED)
-            self._marked.append(tensor)
 
     def unmark(self) -> None:
-        """Forget the tensors that the lot began with: they are the caller's."""
-        for tensor in self._marked:
-            if hasattr(tensor, _TAG):
-                delattr(tensor, _TAG)
+        """Leave the tensors that the lot began with as they were: they are the caller's."""
+        for tensor, tag in reversed(self._marked):
+            setattr(tensor, _TAG, tag) if tag is not None else vars(tensor).pop(_TAG, None)
         self._marked.clear()
 
     def status(self, tensor: Tensor) -> Status | None:
@@ -109,6 +109,41 @@ class Isolation(TorchFunctionMode):
         while active and active[-1]._left:  # loops that were left while a newer one ran
             active.pop()
             super().__exit__(*raised)
+
+    # -- a recorder of per-example gradients ----------------------------------------------------------
+
+    def is_allowed(self) -> bool:
+        """Whether an allowed backward pass is under way."""
+        return self.running
+
+    @contextmanager
+    def following(self, recorder: Any, given: list[Tensor], whole: list[Tensor]) -> Iterator[None]:
+        """Within, calls come here before they come to `recorder`; `given` is a part of the lot's `whole`."""
+        if recorder.examples == self.n:
+            before, self.recorder, self._busy = self.recorder, recorder, False
+            try:
+                with self:
+                    yield
+            finally:
+                self.recorder = before
+            return
+        part = Isolation(recorder.examples, self._model)
+        part.recorder = recorder
+        for one, all_of_it in zip(given, whole, strict=True):
+            status = self.status(all_of_it)
+            if status is not None:
+                part.tag(one, status if isinstance(status, Mixed) or status == Rows(0) else _uncut(status))
+        with part:
+            yield
+        self._parts.append(part)
+
+    def join(self, whole: Any, outputs: list[Any]) -> None:
+        """Outputs of consecutive parts are the lot's: where each has its examples in front, so has the whole."""
+        parts, self._parts = self._parts[-len(outputs) :], []
+        for place, tensor in enumerate(tensors((whole,))):
+            found = [part.status(tensors((output,))[place]) for part, output in zip(parts, outputs, strict=True)]
+            strange = next((status for status in found if status != Rows(0)), Rows(0))
+            self.tag(tensor, strange if isinstance(strange, Mixed | Rows) else _uncut(strange))
 
     # -- every call -----------------------------------------------------------------------------------
 
@@ -358,6 +393,17 @@ class Isolation(TorchFunctionMode):
         return result
 
 
+@contextmanager
+def aside() -> Iterator[None]:
+    """Within, no torch call is followed by whoever does outside."""
+    active = _active()
+    if not active:
+        yield
+        return
+    with active[-1].paused():
+        yield
+
+
 def own_function(output: Tensor) -> str:
     """A backward pass that somebody wrote, on the way to `output`: it is not followed. "" if there is none."""
     seen, left = set(), [output.grad_fn]
@@ -383,6 +429,10 @@ def held(lot: Any) -> list[Tensor]:
     if isinstance(lot, tuple | list):
         return [tensor for one in lot for tensor in held(one)]
     return held(list(vars(lot).values())) if hasattr(lot, "__dict__") and not isinstance(lot, nn.Module | type) else []
+
+
+def _uncut(status: Status | None) -> Mixed:
+    return Mixed("a part of the lot", "the model's call", f"{status}, which has no row per example")
 
 
 def _active() -> list[Isolation]:
