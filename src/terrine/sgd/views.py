@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from terrine import check
 from terrine.sgd.clipping import Clipped, ClippingRule, Flat, clipped_sum
+from terrine.sgd.isolation import Isolation, Rows
 
 Criterion = Callable[[Any, Any], Tensor]
 
@@ -73,4 +74,18 @@ def augmented(augment: Callable[[Tensor], Tensor], x: Tensor, views: int) -> Ten
     views = check.whole("views", views)
     if not len(x):
         return x.unsqueeze(1).expand(0, views, *x.shape[1:])
-    return torch.stack([augment(x) for _ in range(views)], dim=1)
+    return torch.stack([_apart(augment, x) for _ in range(views)], dim=1)
+
+
+def _apart(augment: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The whole lot at once where that is known to keep examples apart, else one example after the other."""
+    isolation = Isolation(len(x))
+    isolation.mark(x)
+    try:
+        with isolation:
+            whole = augment(x)
+        if isinstance(whole, Tensor) and isolation.status(whole) == Rows(0):
+            return whole
+    finally:
+        isolation.unmark()
+    return torch.cat([augment(x[index : index + 1]) for index in range(len(x))])

@@ -153,7 +153,7 @@ class _Work:
             tape.mark(x)
             isolation.mark((x, y))
             try:
-                isolation.recorder = tape
+                isolation.recorder, tape.told = tape, isolation.tell
                 with own_rules(self.model, tape), tape, isolation:
                     output = call(self.model, x)
                 isolation.recorder = None

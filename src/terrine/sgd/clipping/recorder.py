@@ -18,6 +18,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd import pages
 from terrine.sgd.clipping import constants
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
+from terrine.sgd.clipping.axis import Unfollowed
 from terrine.sgd.clipping.chunks import FIRST, bytes_of, recorded
 from terrine.sgd.clipping.examples import is_unwatched, tensors, trained
 from terrine.sgd.clipping.parts import Part, can_be_cut, can_be_joined, cut, joined
@@ -206,7 +207,7 @@ class Recorder:
         try:
             with torch.random.fork_rng(devices=[]), self._unfollowed(part, given):
                 output = module.forward(*given[0], **given[1])
-        except (RuntimeError, ValueError):
+        except (RuntimeError, ValueError, Unfollowed):
             return 0.0  # not for so few; what is wrong with it shows when the lot runs
         return part.bytes / FIRST if can_be_joined(module, output, FIRST) else 0.0
 

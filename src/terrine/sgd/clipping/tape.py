@@ -99,6 +99,7 @@ class Tape(TorchFunctionMode):
         self.heard = False
         self.bytes = 0  # of activations and their gradients, about
         self.rows = 0  # of per-example gradients that are kept
+        self.told: Callable[[str, Tensor], Any] | None = None  # who knows where the examples of a call's result lie
         self._key = object()
         self._sleeping = False
         self._exact = is_exact()
@@ -272,7 +273,8 @@ class Tape(TorchFunctionMode):
         out, extra = computed or (func(*args, **kwargs), None)
         if not isinstance(out, Tensor):
             raise Unfollowed(f"{name}: several outputs from one use of a parameter")
-        where = self._certain(self._followed(name, sources, args, kwargs, out), name, out)
+        told = None if self.told is None else self.told(name, out)
+        where = told or self._certain(self._followed(name, sources, args, kwargs, out), name, out)
         return self.listen(out, Use(func, args, kwargs, found, where, self.examples, extra), rule)
 
     def piece(self, tensor: Tensor) -> Piece | None:

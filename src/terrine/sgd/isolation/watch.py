@@ -51,6 +51,7 @@ class Isolation(TorchFunctionMode):
         self._written: dict[int, tuple[int, Tensor]] = {}  # memory that changed hands: when, and what keeps it
         self._marked: list[tuple[Tensor, Any]] = []
         self._parts: list[Isolation] = []
+        self._call: Call | None = None  # that is being computed
 
     # -- what is known of tensors ---------------------------------------------------------------------
 
@@ -116,11 +117,19 @@ class Isolation(TorchFunctionMode):
         """Whether an allowed backward pass is under way."""
         return self.running
 
+    def tell(self, name: str, out: Tensor) -> Rows | None:
+        """Where the examples lie in the result of the call under way; None where that is not known."""
+        if self._call is None or self._call.name != name or self.n == 1 or name not in TABLE:
+            return None
+        status = self._ruled(self._call, out)
+        return status if isinstance(status, Rows) and holds(out.shape, status, self.n) else None
+
     @contextmanager
     def following(self, recorder: Any, given: list[Tensor], whole: list[Tensor]) -> Iterator[None]:
         """Within, calls come here before they come to `recorder`; `given` is a part of the lot's `whole`."""
         if recorder.examples == self.n:
             before, self.recorder, self._busy = self.recorder, recorder, False
+            recorder.told = self.tell
             try:
                 with self:
                     yield
@@ -129,6 +138,7 @@ class Isolation(TorchFunctionMode):
             return
         part = Isolation(recorder.examples, self._model)
         part.recorder = recorder
+        recorder.told = part.tell
         for one, all_of_it in zip(given, whole, strict=True):
             status = self.status(all_of_it)
             if status is not None:
@@ -207,7 +217,11 @@ class Isolation(TorchFunctionMode):
                 return self._keep(call, call.func(*call.args, **call.kwargs), self._mixed(call, str(why)))
         if not summed and call.name not in TABLE:
             return self._unknown(call)
-        result = call.func(*call.args, **call.kwargs)
+        self._call = call
+        try:
+            result = call.func(*call.args, **call.kwargs)
+        finally:
+            self._call = None
         return self._keep(call, result, self._ruled(call, result))
 
     def _ruled(self, call: Call, result: Any) -> Any:
