@@ -17,7 +17,6 @@ C = 1.0
 STEPS = 3
 
 
-
 def plan(examples, steps=STEPS):
     return sgd.Plan(examples=examples, lot=examples, steps=steps, clip=C, noise=0.0, delta=1e-5)
 
@@ -144,7 +143,10 @@ LOOPS = {
     "a penalty that grows": (net, penalty),
     "the hardest half": (net, hardest),
     "a table as long as the lot": (net, lambda m, x, y, s: functional.cross_entropy(m(x * TABLE[: len(x)]), y)),
-    "the first half": (net, lambda m, x, y, s: functional.cross_entropy(m(x), y, reduction="none")[: len(x) // 2].sum()),
+    "the first half": (
+        net,
+        lambda m, x, y, s: functional.cross_entropy(m(x), y, reduction="none")[: len(x) // 2].sum(),
+    ),
     "weights by place": (
         net,
         lambda m, x, y, s: (functional.cross_entropy(m(x), y, reduction="none") * torch.arange(len(x))).sum(),

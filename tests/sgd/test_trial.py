@@ -323,7 +323,7 @@ BEFORE = {
 
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
 def test_what_mixes_a_lot_before_the_model_is_refused(before):
-    with pytest.raises(InvalidArgument, match="depends on others"):
+    with pytest.raises(InvalidArgument, match="mixes examples"):
         first_lot(nn.Linear(6, 3).double(), *lot(9, 6), before=before)
 
 
@@ -350,5 +350,5 @@ SQUARE = {
 @pytest.mark.parametrize("before", SQUARE.values(), ids=SQUARE)
 def test_a_shape_may_name_a_size_that_is_also_the_lot_s(before):
     first_lot(nn.Linear(6, 3).double(), *lot(6, 6), before=before, absent=0)
-    with pytest.raises(InvalidArgument, match="depends on others"):
+    with pytest.raises(InvalidArgument, match="mixes examples"):
         first_lot(nn.Linear(6, 3).double(), *lot(6, 6), before=lambda x: before(x.flip(0)), absent=0)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from terrine.errors import InvalidArgument
@@ -114,8 +114,45 @@ class _Reader(Dataset[Any]):
         if not len(indices):
             return empty_like(self._collate([self._dataset[0]]))
         if hasattr(self._dataset, "__getitems__"):
-            return self._collate(self._dataset.__getitems__(indices.tolist()))
-        return self._collate([self._dataset[index] for index in indices.tolist()])
+            examples = list(self._dataset.__getitems__(indices.tolist()))
+        else:
+            examples = [self._dataset[index] for index in indices.tolist()]
+        return self._collate(examples) if self._collate is default_collate else apart(self._collate, examples)
+
+
+def apart(collate: Collate, examples: list[Any]) -> Any:
+    """A lot by a collate function of somebody's own, which sees one example at a time.
+
+    Where alone they have not all the same shapes, as where a lot is padded to its longest, every example of the whole
+    must begin with what it is alone.
+
+    Raises:
+        InvalidArgument: it does not: the function lets examples meet.
+    """
+    alone = [tree_flatten(collate([example])) for example in examples]
+    leaves = [[leaf for leaf in found if isinstance(leaf, Tensor)] for found, _ in alone]
+    shapes = {tuple(tuple(leaf.shape) for leaf in row) for row in leaves}
+    if len(shapes) == 1 and leaves[0] and all(leaf.dim() and len(leaf) == 1 for leaf in leaves[0]):
+        first, spec = alone[0]
+        places = [place for place, leaf in enumerate(first) if isinstance(leaf, Tensor)]
+        rows = {place: torch.cat([found[place] for found, _ in alone]) for place in places}
+        return tree_unflatten([rows.get(place, leaf) for place, leaf in enumerate(first)], spec)
+    whole = collate(examples)
+    lot = [leaf for leaf in tree_flatten(whole)[0] if isinstance(leaf, Tensor)]
+    for index, row in enumerate(leaves):
+        for one, all_of_it in zip(row, lot, strict=True):
+            if len(all_of_it) == len(examples) and not _begins_with(all_of_it[index], one[0]):
+                raise InvalidArgument(
+                    f"collate: example {index} of a lot is not what it is alone, so the function lets examples meet; "
+                    "want one that treats each by itself, and pads at the end"
+                )
+    return whole
+
+
+def _begins_with(row: Tensor, alone: Tensor) -> bool:
+    if row.dim() != alone.dim() or any(a > b for a, b in zip(alone.shape, row.shape, strict=True)):
+        return False
+    return torch.equal(row[tuple(slice(size) for size in alone.shape)].nan_to_num(), alone.nan_to_num())
 
 
 def empty_like(batch: Any) -> Any:

@@ -235,7 +235,9 @@ class Run:
         if not module.training and rows != self._piece.size:
             return None  # a look at other data on the way
         with self._aside_of_the_lot():
-            if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
+            if (
+                self._piece.size == 0
+            ):  # many models cannot take a lot without rows: they get one of zeros, cut off again
                 args, kwargs = tree_map(_one_row, (args, kwargs))
             elif self._mean is None:
                 reason = misunderstood(module, self.step.parameters, args, kwargs, self._piece.size)

@@ -187,7 +187,9 @@ class _Work:
         if isolation.n == 1:
             return
         mean = isinstance(status, Total) and totals.is_mean(status, isolation.n)
-        if mean and isinstance(status, Total) and not status.mean:  # divided by a multiple of so many: of the lot's size?
+        if (
+            mean and isinstance(status, Total) and not status.mean
+        ):  # divided by a multiple of so many: of the lot's size?
             mean = is_mean(self.criterion, output, y, isolation.n)
         if self.mean not in (None, mean):
             raise InvalidArgument("criterion: a mean over some examples, and a sum over others; want one of them")

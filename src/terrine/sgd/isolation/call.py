@@ -52,7 +52,9 @@ class Call:
             return None
         if isinstance(status, Rows):
             return status
-        raise Mixes("a total over the examples" if isinstance(status, Total) else "a tensor that has no row per example")
+        raise Mixes(
+            "a total over the examples" if isinstance(status, Total) else "a tensor that has no row per example"
+        )
 
     def public(self, *tensors: Any) -> None:
         """Refuse examples where the operation knows none, such as a weight."""

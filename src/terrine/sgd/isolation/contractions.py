@@ -112,7 +112,9 @@ def letters(equation: str, dims: list[int]) -> tuple[list[str], str]:
     spare = [chr(code) for code in range(0x100, 0x100 + 64)]
     widths = [dim - len(one.replace("...", "")) for one, dim in zip(inputs, dims, strict=True)]
     most = max([width for one, width in zip(inputs, widths, strict=True) if "..." in one], default=0)
-    filled = ["".join(spare[most - width : most]) if "..." in one else "" for one, width in zip(inputs, widths, strict=True)]
+    filled = [
+        "".join(spare[most - width : most]) if "..." in one else "" for one, width in zip(inputs, widths, strict=True)
+    ]
     if not arrow:
         once = sorted({one for one in left if one.isalpha() and left.count(one) == 1})
         right = ("..." if most else "") + "".join(once)
@@ -145,7 +147,9 @@ def in_front(call: Call, x: Tensor, dims: int, out: Any) -> list[Rows]:
     return [rows] * len(tensors((out,)))
 
 
-@rule("group_norm instance_norm local_response_norm interpolate upsample upsample_nearest upsample_bilinear unfold_image fold")
+@rule(
+    "group_norm instance_norm local_response_norm interpolate upsample upsample_nearest upsample_bilinear unfold_image fold"
+)
 def by_image(call: Call, out: Any) -> Any:
     """What takes its batch in front, and channels behind it."""
     x = call.argument(0, "input")

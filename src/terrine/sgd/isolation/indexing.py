@@ -17,7 +17,9 @@ def indexed(call: Call, out: Any) -> Any:
     x, items = call.args[0], normalised(call, call.args[0], call.args[1])
     rows = call.rows(x)
     start, width, listed = _placed(items)
-    axes = [_axis(call, items[place], start + width - items[place].dim()) for place in listed if _is_tensor(items[place])]
+    axes = [
+        _axis(call, items[place], start + width - items[place].dim()) for place in listed if _is_tensor(items[place])
+    ]
     found = {one for one in axes if one is not None}
     if rows is not None:
         found.add(_followed(call, x, rows, items, start, width))

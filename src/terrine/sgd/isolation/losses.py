@@ -61,7 +61,9 @@ def elementwise_loss(call: Call, out: Any) -> Any:
     return _reduced(given["reduction"], rows)
 
 
-@rule("gaussian_nll_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss cosine_embedding_loss")
+@rule(
+    "gaussian_nll_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss cosine_embedding_loss"
+)
 def row_loss(call: Call, out: Any) -> Any:
     """A loss for every row, then its sum or mean."""
     given = _bound(call)
@@ -90,7 +92,9 @@ def cross_entropy(call: Call) -> tuple[Tensor, Status]:
         return each.mean(), Total(mean=True)
     _say("several labels an example: a mean is over each example's own labels that are not ignored, then over examples")
     counted = (target.detach() != given["ignore_index"]).to(each.dtype)
-    return (_by_example(each, rows, call.n) / _by_example(counted, rows, call.n).clamp(min=1.0)).mean(), Total(mean=True)
+    return (_by_example(each, rows, call.n) / _by_example(counted, rows, call.n).clamp(min=1.0)).mean(), Total(
+        mean=True
+    )
 
 
 def _aligned(call: Call, x: Tensor, target: Tensor) -> Rows:

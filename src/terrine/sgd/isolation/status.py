@@ -1,9 +1,9 @@
 """What a tensor that descends from a lot holds of its examples.
 
-    no status     public: nothing of the lot, or nothing but random draws
-    Rows          index i along one axis depends on example (i // inner) mod n alone
-    Total         a sum, or a mean, over the examples of what each gives alone, with public weights: a loss
-    Mixed         anything else; it remembers the operation and the line of code that mixed the examples first
+no status     public: nothing of the lot, or nothing but random draws
+Rows          index i along one axis depends on example (i // inner) mod n alone
+Total         a sum, or a mean, over the examples of what each gives alone, with public weights: a loss
+Mixed         anything else; it remembers the operation and the line of code that mixed the examples first
 """
 
 from __future__ import annotations

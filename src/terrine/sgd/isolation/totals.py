@@ -38,7 +38,9 @@ def linear(call: Call) -> Total:
     if any(one.requires_grad for one in others):
         raise Mixes("a total over the examples meets a parameter")
     name = call.name
-    if name in _KEEPS and (name in ("stack", "cat", "concat") or call.status(call.argument(0, "input", "self")) in found):
+    if name in _KEEPS and (
+        name in ("stack", "cat", "concat") or call.status(call.argument(0, "input", "self")) in found
+    ):
         return _same(found, call.n)
     if name in _ADDS:
         return _same(found, call.n)

@@ -254,7 +254,11 @@ class Isolation(TorchFunctionMode):
         status: Status | None = mixed
         if mixed is None:
             whole = Call(call.func, base, call.args, call.kwargs, call.n, call.given)
-            found = self._ruled(whole, target) if base in TABLE else self._mixed(call, "an operation that is not known", known=False)
+            found = (
+                self._ruled(whole, target)
+                if base in TABLE
+                else self._mixed(call, "an operation that is not known", known=False)
+            )
             status = found[0] if isinstance(found, list) else found
             if isinstance(status, Rows) and not holds(target.shape, status, self.n):
                 status = self._mixed(call, "examples that do not fit")
@@ -276,7 +280,9 @@ class Isolation(TorchFunctionMode):
 
     def _refuse_buffer(self, target: Tensor, name: str) -> None:
         for path, one in [] if self._model is None else [*self._model.named_buffers(), *self._model.named_parameters()]:
-            if one is target or (one.numel() and one.untyped_storage().data_ptr() == target.untyped_storage().data_ptr()):
+            if one is target or (
+                one.numel() and one.untyped_storage().data_ptr() == target.untyped_storage().data_ptr()
+            ):
                 raise InvalidArgument(
                     f"{path}: a buffer that keeps something of the examples, which no noise protects ({name} at "
                     f"{place()}); want a model whose forward pass leaves its buffers alone"
@@ -491,7 +497,9 @@ def _stays_drawn(call: Call, result: Any) -> bool:
         return all(isinstance(status, Drawn) or one.numel() == 1 for one, status in call.given)
     if base in ("expand", "expand_as"):
         return True
-    spread = any(not stride and size > 1 for one, _ in call.given for stride, size in zip(one.stride(), one.shape, strict=True))
+    spread = any(
+        not stride and size > 1 for one, _ in call.given for stride, size in zip(one.stride(), one.shape, strict=True)
+    )
     return base in ("view", "reshape", "unsqueeze", "squeeze", "transpose", "permute") and not spread
 
 
