@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from terrine.sgd.isolation.call import Call, Mixes, tensors
+from terrine.sgd.isolation.call import Call, Mixes
 from terrine.sgd.isolation.status import Drawn, Made, Rows, Total
 
 _KEEPS = frozenset(
@@ -35,7 +35,7 @@ def linear(call: Call) -> Total:
     others = [one for one, status in call.given if status is None or isinstance(status, Made | Drawn)]
     if any(isinstance(status, Rows) for _, status in call.given):
         raise Mixes("a total over the examples meets each of them")
-    if any(one.requires_grad for one in others):
+    if call.name not in _ADDS and any(one.requires_grad for one in others):
         raise Mixes("a total over the examples meets a parameter")
     name = call.name
     if name in _KEEPS and (
@@ -84,6 +84,3 @@ def _number(call: Call, values: tuple[Any, ...]) -> float | None:
         if isinstance(value, int | float) and value and math.isfinite(value):
             return abs(float(value))
     return None
-
-
-__all__ = ["is_mean", "linear", "tensors"]

@@ -197,9 +197,9 @@ class Isolation(TorchFunctionMode):
         call = Call(func, name, args, kwargs, self.n, given)
         if all(status is None or isinstance(status, Made | Drawn) for _, status in given):
             return self._made(call)
-        if "out" in kwargs:
+        if kwargs.get("out") is not None:
             result = func(*args, **kwargs)
-            self._write(kwargs["out"], self._mixed(call, "out="))
+            self._write((kwargs["out"], result), self._mixed(call, "out="))
             return result
         base = _written_to(name)
         return self._in_place(call, base) if base else self._computed(call)
