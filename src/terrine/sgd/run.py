@@ -191,14 +191,14 @@ class Run:
         if mean is None and self.recorder is not None:
             self.recorder.discard()
             raise InvalidArgument(
-                "no backward pass from the lot's loss was seen before optimizer.step(): want loss.backward(), on a loss "
-                "made of the lot by torch alone"
+                "no backward pass from the lot's loss was seen before optimizer.step(): want loss.backward(), on a "
+                "loss made of the lot by torch alone"
             )
         if piece.size > 1:
             if self._mean not in (None, mean):
                 raise InvalidArgument(
-                    "the loss was a mean over the examples in one lot, and a sum in another; want the same in all, such "
-                    'as reduction="mean" or "sum"'
+                    "the loss was a mean over the examples in one lot, and a sum in another; want the same in all, "
+                    'such as reduction="mean" or "sum"'
                 )
             self._mean = mean
 
@@ -242,7 +242,7 @@ class Run:
             elif self._mean is None:
                 reason = misunderstood(module, self.step.parameters, args, kwargs, self._piece.size)
                 if reason:
-                    raise Unfollowed(f"{reason}; sgd.Trainer and sgd.clipped_sum clip such a model slowly, but exactly")
+                    raise Unfollowed(f"{reason}; sgd.clipped_sum and sgd.Trainer clip it slowly, but exactly")
         self._given = True
         return args, kwargs
 

@@ -88,7 +88,7 @@ def rule(names: str) -> Callable[[Rule], Rule]:
 
 
 def broadcast(call: Call, operands: Iterable[Tensor], shape: Any) -> Rows | Drawn | None:
-    """The status of an elementwise result: all examples lie along one axis, and what is public does not tell them apart.
+    """The status of an elementwise result: all examples along one axis, and nothing public that tells them apart.
 
     A public operand that differs from index to index would give an example a weight by its place in the lot, which
     changes when another one is taken out.

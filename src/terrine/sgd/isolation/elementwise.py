@@ -84,10 +84,14 @@ def halves(call: Call, out: Any) -> Any:
 def spread(call: Call, out: Any) -> Any:
     """All operands at one shape."""
     operands = tensors(call.args)
-    found = []
+    found: list[Rows | None] = []
     for operand in operands:
         rows = call.rows(operand)
-        found.append(None if rows is None else Rows(rows.axis + out[0].dim() - operand.dim(), rows.inner))
-        if rows is not None and out[0].shape[found[-1].axis] != operand.shape[rows.axis] and call.n > 1:
+        if rows is None:
+            found.append(None)
+            continue
+        here = Rows(rows.axis + out[0].dim() - operand.dim(), rows.inner)
+        if out[0].shape[here.axis] != operand.shape[rows.axis] and call.n > 1:
             raise Mixes("examples that are repeated against others")
+        found.append(here)
     return found

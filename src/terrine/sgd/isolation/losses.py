@@ -62,7 +62,8 @@ def elementwise_loss(call: Call, out: Any) -> Any:
 
 
 @rule(
-    "gaussian_nll_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss cosine_embedding_loss"
+    "gaussian_nll_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss "
+    "triplet_margin_loss cosine_embedding_loss"
 )
 def row_loss(call: Call, out: Any) -> Any:
     """A loss for every row, then its sum or mean."""
@@ -88,7 +89,7 @@ def cross_entropy(call: Call) -> tuple[Tensor, Status]:
         return each.sum(), Total(mean=False)
     if given["weight"] is not None:
         _say("class weights: a mean is divided by the number of labels, not by the weights of the whole lot's labels")
-    if target.is_floating_point() or is_plain(each, rows, call.n) and each.dim() == 1:
+    if target.is_floating_point() or (is_plain(each, rows, call.n) and each.dim() == 1):
         return each.mean(), Total(mean=True)
     _say("several labels an example: a mean is over each example's own labels that are not ignored, then over examples")
     counted = (target.detach() != given["ignore_index"]).to(each.dtype)
@@ -121,7 +122,8 @@ def _aligned(call: Call, x: Tensor, target: Tensor) -> Rows:
 
 def _by_example(each: Tensor, rows: Rows, n: int) -> Tensor:
     split = each.unflatten(rows.axis, (-1, n, rows.inner))
-    return split.movedim(rows.axis + 1, 0).reshape(n, -1).sum(1)
+    found: Tensor = split.movedim(rows.axis + 1, 0).reshape(n, -1).sum(1)
+    return found
 
 
 COMPUTED: dict[str, Callable[[Call], tuple[Tensor, Status]]] = {

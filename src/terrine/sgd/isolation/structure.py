@@ -238,7 +238,7 @@ def padded(call: Call, out: Any) -> Any:
     """More numbers along other axes."""
     x, pads = call.argument(0, "input", "self"), call.argument(1, "pad")
     rows = call.rows(x)
-    if rows is None or rows.axis >= x.dim() - len(pads) // 2 and any(_of(pads, x.dim() - 1 - rows.axis)):
+    if rows is None or (rows.axis >= x.dim() - len(pads) // 2 and any(_of(pads, x.dim() - 1 - rows.axis))):
         raise Mixes("rows that are no examples beside them")
     return rows
 

@@ -28,7 +28,7 @@ from terrine.sgd.isolation import contractions, elementwise, indexing, structure
 from terrine.sgd.isolation.alone import one_by_one
 from terrine.sgd.isolation.call import TABLE, Call, Mixes, check_alike, tensors
 from terrine.sgd.isolation.losses import COMPUTED
-from terrine.sgd.isolation.status import DRAWN, MADE, PACKED, Drawn, Made, Mixed, Packed, Rows, Status, Total, holds
+from terrine.sgd.isolation.status import DRAWN, MADE, PACKED, Drawn, Made, Mixed, Rows, Status, Total, holds
 
 log = logging.getLogger("terrine.sgd")
 
@@ -56,7 +56,7 @@ class Isolation(TorchFunctionMode):
     # -- what is known of tensors ---------------------------------------------------------------------
 
     def mark(self, lot: Any) -> None:
-        """Say that these tensors hold one example per index of their first dimension; others are bags of all lengths."""
+        """Say that these tensors hold one example per index of their first dimension; others are packed."""
         for tensor in held(lot):
             self._marked.append((tensor, getattr(tensor, _TAG, None)))
             self.tag(tensor, Rows(0) if tensor.dim() and tensor.shape[0] == self.n else PACKED)
@@ -96,7 +96,7 @@ class Isolation(TorchFunctionMode):
             self._busy = before
 
     def __enter__(self) -> Isolation:
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         _active().append(self)
         self._left = False
         return self
@@ -105,11 +105,11 @@ class Isolation(TorchFunctionMode):
         active = _active()
         if active and active[-1] is self:
             active.pop()
-            super().__exit__(*raised)
+            super().__exit__(*raised)  # type: ignore[no-untyped-call]
         self._left = self not in active or active[-1] is not self
         while active and active[-1]._left:  # loops that were left while a newer one ran
             active.pop()
-            super().__exit__(*raised)
+            super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     # -- a recorder of per-example gradients ----------------------------------------------------------
 
@@ -248,7 +248,7 @@ class Isolation(TorchFunctionMode):
 
     def _in_place(self, call: Call, base: str) -> Any:
         """A call that writes to its first argument."""
-        target = call.args[0] if call.args else call.kwargs.get("input")
+        target: Any = call.args[0] if call.args else call.kwargs.get("input")
         before = call.status(target)
         mixed = next((status for _, status in call.given if isinstance(status, Mixed)), None)
         status: Status | None = mixed
@@ -426,7 +426,8 @@ def aside() -> Iterator[None]:
 
 def own_function(output: Tensor) -> str:
     """A backward pass that somebody wrote, on the way to `output`: it is not followed. "" if there is none."""
-    seen, left = set(), [output.grad_fn]
+    seen: set[Any] = set()
+    left: list[Any] = [output.grad_fn]
     while left:
         node = left.pop()
         if node is None or node in seen:
@@ -518,16 +519,22 @@ _READS = frozenset(
     """.split()  # noqa: SIM905
 )
 _COPIES = frozenset(
-    "clone zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty "
-    "new_tensor bernoulli normal".split()
+    """
+    clone zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty
+    new_tensor bernoulli normal
+    """.split()  # noqa: SIM905
 )
 _NEW = frozenset({"new_zeros", "new_ones", "new_full", "new_empty"})  # of which the tensor gives its type alone
 _DRAWS = frozenset(
-    "rand randn randint normal bernoulli uniform exponential random geometric log_normal cauchy rand_like randn_like "
-    "randint_like empty new_empty empty_like poisson".split()
+    """
+    rand randn randint normal bernoulli uniform exponential random geometric log_normal cauchy rand_like
+    randn_like randint_like empty new_empty empty_like poisson
+    """.split()  # noqa: SIM905
 )
 _AUGMENTED = frozenset(
-    "__iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ipow__ __iand__ __ior__ __ixor__ __ifloordiv__ __imod__".split()
+    """
+    __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ipow__ __iand__ __ior__ __ixor__ __ifloordiv__ __imod__
+    """.split()  # noqa: SIM905
 )
 _Special = Callable[[Isolation, Any, str, Any, Any], Any]
 _SPECIAL: dict[str, _Special] = {

@@ -29,7 +29,7 @@ def masked(use: Use, gradient: Tensor) -> list[tuple[Piece, Contribution]]:
 
 
 def _alone(use: Use, gradient: Tensor) -> list[Tensor]:
-    """Example by example, with zeros in the place of all others: 0 times what is not finite would reach each of them."""
+    """Example by example, with zeros in the place of all others: 0 times infinity would reach them."""
     found = []
     for index in range(use.examples):
 
