@@ -51,6 +51,23 @@ def multiplied(call: Call, out: Any) -> Any:
     return product(call, call.argument(0, "input", "self"), call.argument(1, "other", "mat2", "vec"), out.shape)
 
 
+@rule("tensordot")
+def summed_over(call: Call, out: Any) -> Any:
+    """The axes of the one that are not summed over, then the other's."""
+    one, other, dims = call.argument(0, "a"), call.argument(1, "b"), call.argument(2, "dims", default=2)
+    if isinstance(dims, int):
+        gone = [range(one.dim() - dims, one.dim()), range(dims)]
+    else:
+        gone = [[axis % one.dim() for axis in dims[0]], [axis % other.dim() for axis in dims[1]]]
+    rows = [call.rows(one), call.rows(other)]
+    side = 0 if rows[0] is not None else 1
+    own = rows[side]
+    if own is None or rows[1 - side] is not None or own.axis in gone[side]:
+        raise Mixes("examples against examples, or a sum over them")
+    before = 0 if side == 0 else one.dim() - len(gone[0])
+    return Rows(before + own.axis - sum(axis < own.axis for axis in gone[side]), own.inner)
+
+
 @rule("__rmatmul__")
 def multiplied_reversed(call: Call, out: Any) -> Any:
     """The same with its operands the other way round."""

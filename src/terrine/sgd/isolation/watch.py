@@ -10,8 +10,10 @@ What is not followed: numbers that are read into Python (`item`, `bool`, `numpy`
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +48,8 @@ class Isolation(TorchFunctionMode):
         self.running = False  # an allowed backward pass is under way
         self.recorder: Any = None  # of per-example gradients: `where`, `tag` and `piece`
         self._model = model
-        self._key, self._serial = object(), 0
+        self._known: dict[int, Status] = {}
+        self._last = 0
         self._busy = self._left = False
         self._written: dict[int, tuple[int, Tensor]] = {}  # memory that changed hands: when, and what keeps it
         self._marked: list[tuple[Tensor, Any]] = []
@@ -70,21 +73,20 @@ class Isolation(TorchFunctionMode):
     def status(self, tensor: Tensor) -> Status | None:
         """What is known of a tensor; None for one that is public."""
         tag = getattr(tensor, _TAG, None)
-        if self._written and (tag is None or tag[0] is self._key):
+        if self._written and (tag is None or tag in self._known):
             at = self._written.get(tensor.untyped_storage().data_ptr()) if tensor.layout is torch.strided else None
-            if at is not None and (tag is None or tag[1] < at[0]):
+            if at is not None and (tag is None or tag < at[0]):
                 return Mixed("a write in place", "another name of the same memory")
         if tag is None:
             return None
-        if tag[0] is not self._key:
-            return None if isinstance(tag[2], Made | Drawn) else Mixed("a value of an earlier lot", "this one")
-        found: Status = tag[2]
-        return found
+        found = self._known.get(tag)
+        return Mixed("a value of an earlier lot", "this one") if found is None and tag % 2 else found
 
     def tag(self, tensor: Tensor, status: Status) -> None:
-        """Note the status of a tensor."""
-        self._serial += 1
-        setattr(tensor, _TAG, (self._key, self._serial, status))
+        """Note the status of a tensor: by a number, which is saved and loaded with it as any other; even for public."""
+        self._last = 2 * next(_COUNT) + (not isinstance(status, Made | Drawn))
+        self._known[self._last] = status
+        setattr(tensor, _TAG, self._last)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -276,7 +278,7 @@ class Isolation(TorchFunctionMode):
         for tensor in tensors((target,)):
             self.tag(tensor, status)
             if moved and tensor.layout is torch.strided:
-                self._written[tensor.untyped_storage().data_ptr()] = (self._serial, tensor)
+                self._written[tensor.untyped_storage().data_ptr()] = (self._last, tensor)
 
     def _refuse_buffer(self, target: Tensor, name: str) -> None:
         for path, one in [] if self._model is None else [*self._model.named_buffers(), *self._model.named_parameters()]:
@@ -505,6 +507,7 @@ def _stays_drawn(call: Call, result: Any) -> bool:
 
 
 _TAG = "_terrine_status"
+_COUNT = itertools.count(secrets.randbits(60))  # not what another process has counted
 _READ = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})  # attributes that hold numbers
 _METADATA = frozenset(
     """
