@@ -56,7 +56,7 @@ def summed_over(call: Call, out: Any) -> Any:
     """The axes of the one that are not summed over, then the other's."""
     one, other, dims = call.argument(0, "a"), call.argument(1, "b"), call.argument(2, "dims", default=2)
     if isinstance(dims, int):
-        gone = [range(one.dim() - dims, one.dim()), range(dims)]
+        gone = [list(range(one.dim() - dims, one.dim())), list(range(dims))]
     else:
         gone = [[axis % one.dim() for axis in dims[0]], [axis % other.dim() for axis in dims[1]]]
     rows = [call.rows(one), call.rows(other)]
