@@ -28,11 +28,11 @@ def settings(table, **more):
 
 
 def test_lots_and_noise_of_training_are_the_cipher_that_is_named():
-    """The bits of an address are AES-256's, in counter mode, from block (purpose, step, segment, 2) on."""
+    """The bits of an address are AES-256's, in counter mode, from block (purpose, step, segment, 0) on."""
     key = Key.fresh()
     found = key.draw(Purpose.NOISE, 5).words(64)
-    block = bytes([Purpose.NOISE]) + (5).to_bytes(7, "big") + (0).to_bytes(4, "big") + (2).to_bytes(4, "big")
-    cipher = Cipher(algorithms.AES(key.secret), modes.CTR(block)).encryptor()
+    nonce = bytes([Purpose.NOISE]) + (5).to_bytes(6, "big") + (0).to_bytes(4, "big")
+    cipher = Cipher(algorithms.AES(key.secret), modes.CTR(nonce.ljust(16, b"\0"))).encryptor()
     assert len(key.secret) == 32
     assert np.array_equal(found, np.frombuffer(cipher.update(bytes(256)), dtype=np.uint32))
 
