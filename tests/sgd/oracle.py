@@ -8,12 +8,12 @@ import math
 import torch
 from torch.utils import _pytree as pytree
 
+from terrine import sgd
+
 
 def loop(model, criterion, x, y, clip):
     """Clipped sum and norms by a per-example loop."""
     model = copy.deepcopy(model)
-    model._forward_hooks.clear()  # a recorder may be attached to the original
-    model._forward_pre_hooks.clear()
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
     norms = []
@@ -31,6 +31,24 @@ def loop(model, criterion, x, y, clip):
             if math.isfinite(norm):
                 sums[name] += g * min(1.0, clip / norm if norm else 1.0)
     return sums, torch.tensor(norms, dtype=torch.float64)
+
+
+def recorded(model, loss, x, y, clip, turns=1, **settings):
+    """Clipped sum and norms by an ordinary loop, all examples in one lot; `loss(model, x, y)` goes backward."""
+    given = x if isinstance(x, tuple) else (x,)
+    plan = sgd.Plan(examples=len(y), lot=len(y), steps=turns, clip=clip, noise=0.0, delta=1e-5)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+    model, optimizer, lots = sgd.make_private(model, optimizer, (*given, y), plan, **settings)
+    found = None
+    try:
+        for *inputs, target in lots:
+            loss(model, inputs[0] if len(inputs) == 1 else tuple(inputs), target).backward()
+            found = lots.run._lot.clipped()
+            found = found._replace(sums={name: one.clone() for name, one in found.sums.items()})
+            optimizer.step()
+    finally:
+        lots.close()
+    return found
 
 
 def assert_same(clipped, expected, tolerance=1e-9):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 def seed(secret: bytes | None) -> None:
@@ -34,3 +35,26 @@ def untouched() -> Iterator[None]:
     finally:
         np.random.set_state(numpy_state)
         random.setstate(python_state)
+
+
+def states(device: torch.device) -> list[Tensor]:
+    """The states of torch's generators, of the CPU and of `device`."""
+    other = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
+    return [torch.get_rng_state(), *other]
+
+
+def restore(before: list[Tensor], device: torch.device) -> None:
+    """Set them back."""
+    torch.set_rng_state(before[0])
+    for state in before[1:]:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+@contextmanager
+def replayed(device: torch.device) -> Iterator[None]:
+    """Whatever torch draws inside, it will draw again outside."""
+    before = states(device)
+    try:
+        yield
+    finally:
+        restore(before, device)

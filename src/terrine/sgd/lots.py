@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from terrine.errors import InvalidArgument
@@ -114,8 +114,36 @@ class _Reader(Dataset[Any]):
         if not len(indices):
             return empty_like(self._collate([self._dataset[0]]))
         if hasattr(self._dataset, "__getitems__"):
-            return self._collate(self._dataset.__getitems__(indices.tolist()))
-        return self._collate([self._dataset[index] for index in indices.tolist()])
+            examples = list(self._dataset.__getitems__(indices.tolist()))
+        else:
+            examples = [self._dataset[index] for index in indices.tolist()]
+        return self._collate(examples) if self._collate is default_collate else collated(self._collate, examples)
+
+
+def collated(collate: Collate, examples: list[Any]) -> Any:
+    """A lot by a collate function of somebody's own, which sees one example at a time.
+
+    Raises:
+        InvalidArgument: alone, examples have not all the same shapes, as where a lot is padded to its longest.
+    """
+    alone = [tree_flatten(collate([example])) for example in examples]
+    leaves = []
+    for several in zip(*(found for found, _ in alone), strict=True):
+        if not isinstance(several[0], Tensor):
+            leaves.append(several[0] if all(_is_same(one, several[0]) for one in several) else list(several))
+            continue
+        shapes = sorted({tuple(one.shape) for one in several})
+        if len(shapes) > 1 or not shapes[0] or shapes[0][0] != 1:
+            raise InvalidArgument(
+                f"collate: examples alone have shapes {', '.join(map(str, shapes[:3]))}; want (1, ...), the same for all: "
+                "padded to a public length, as padding to a lot's longest tells every example of another"
+            )
+        leaves.append(torch.cat(several))
+    return tree_unflatten(leaves, alone[0][1])
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and isinstance(one, str | int | float | bool | None) and one == other
 
 
 def empty_like(batch: Any) -> Any:

@@ -30,7 +30,6 @@ from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Composed, Event, Reproducible
 from terrine.sgd import distributed, fingerprint, generators
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.clipping import Recorder
 from terrine.sgd.lots import Asked, Collate, Piece, Source, cut, cut_to_fit
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
@@ -154,8 +153,7 @@ def start(
     for part in bare.modules():
         if (other := _RUNS.get(id(part))) is not None:
             other.close("another private run has begun on its model")
-    recorder = Recorder(bare, clip=plan.clip_at(0, step.bound)) if watch else None
-    run = _RUNS[id(bare)] = Run(step, optimizer, recorder, criterion)
+    run = _RUNS[id(bare)] = Run(step, optimizer, watch=watch, criterion=criterion)
     optimizer._terrine_run = run  # type: ignore[attr-defined]
     lots = Lots(source, run, piece, memory)
     if kept is not None:
@@ -219,7 +217,7 @@ class Lots:
 
     def _cut(self, drawn: Indices) -> Iterable[tuple[Indices, Piece]]:
         memory, run = self._memory, self.run
-        if memory is None or run.recorder is None:
+        if memory is None or not run.watch:
             return cut(drawn, self._piece, distributed.share())
         return cut_to_fit(drawn, distributed.share(), lambda: run.fitting(memory))
 

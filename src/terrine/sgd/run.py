@@ -1,8 +1,11 @@
-"""One private run over an ordinary loop: what hooks on the model and the optimizer do with the lot that is out.
+"""One private run over an ordinary loop: what the model, the loss and the optimizer do with the lot that is out.
 
-Before the forward pass the model is given the lot as it is; after it, outputs of the first lot remember what is done
-with them, until `backward` has told a mean from a sum; before `optimizer.step` the clipped sum, with its noise, takes
-the gradients' place. A step without a lot, a second one, or one after the plan's last is refused.
+    lots            hands out a lot, as tensors that know what they hold of its examples     begin
+    model(x)        runs every example alone, a microbatch at a time, and records            forward
+    loss.backward() is allowed from a sum or mean over the examples                          HandedOut.allow
+    optimizer.step  is given the noisy sum of the clipped gradients                          _before_step
+
+A step without a lot, a second one, or one after the plan's last is refused.
 """
 
 from __future__ import annotations
@@ -12,51 +15,50 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
+from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.clipping import Recorder
-from terrine.sgd.clipping.axis import Unfollowed
-from terrine.sgd.clipping.chunks import within
-from terrine.sgd.clipping.examples import is_unwatched, tensors
-from terrine.sgd.clipping.trial import misunderstood
+from terrine.sgd.clipping.alone import each_alone
+from terrine.sgd.clipping.examples import is_unwatched, tensors, unwatched
+from terrine.sgd.handed_out import HandedOut
+from terrine.sgd.isolation import LotTensor, Rows, handed, plain
 from terrine.sgd.lots import FIRST, Piece
-from terrine.sgd.reduction import Reduction, Tape, Watched, is_loss, of_criterion, of_model, plain
 from terrine.sgd.step import Step
 
 
 class Run:
-    """One private run: what it is to do with the lot that was handed out."""
+    """One private run: what it is to do with the lot that was handed out.
+
+    `watch`: an ordinary loop computes the gradients; a trainer adds clipped sums to the step itself.
+    """
 
     def __init__(
         self,
         step: Step,
         optimizer: Optimizer,
-        recorder: Recorder | None,
+        *,
+        watch: bool = True,
         criterion: Callable[[Any, Any], Tensor] | None = None,
     ) -> None:
-        self.step, self.optimizer, self.recorder = step, optimizer, recorder
+        self.step, self.optimizer, self.watch = step, optimizer, watch
         self.checkpoint: Checkpoint | None = None
         self._criterion = criterion
         self._loop: object = None
         self._closed: str | None = None  # why there are no further steps
         self._done = False
-        self._piece: Piece | None = None  # that waits for its step
+        self._lot: HandedOut | None = None  # that waits for its step
         self._last = False
         self._target: Any = None
-        self._given: tuple[Any, Any] | None = None
-        self._aside = False  # a forward pass that could only train, while there is no lot
-        self._tape: Tape | None = None
-        self._reduction: Reduction | None = None
-        self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
-        if recorder is not None:
-            recorder.scale = self._scale
-            # Around the recorder's hooks: it sees neither watched tensors nor a lot without rows.
-            before = step.model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
-            self._hooks.append(before)
-            self._hooks.append(step.model.register_forward_hook(self._after_forward))
+        self._measured: tuple[float, float] | None = None
+        self._leaked: set[str] = set()
+        self._hooks: list[Any] = [optimizer.register_step_pre_hook(self._before_step)]
+        if watch:
+            step.model.forward = _Forward(self, step.model)
+            for name, parameter in step.parameters.items():
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._leak(name)))
 
     def enter(self) -> object:
         """A loop over the lots begins, and ends any other; a lot that was not stepped on is used up.
@@ -67,7 +69,7 @@ class Run:
         if self._closed is not None:
             raise OutOfOrder(f"lots: {self._closed}; want a run of its own, by make_private")
         self.step.skip()
-        self._piece = self._tape = None
+        self._lot = None
         self._loop = object()
         return self._loop
 
@@ -83,31 +85,26 @@ class Run:
 
     def begin(self, batch: Any, piece: Piece, *, first: bool = True) -> Any:
         """Hand out a piece of a lot."""
-        self._piece, self._last = piece, piece.last
+        self._last = piece.last
         if first:
             self.step.begin()
-        if self.recorder is None:
+        self._lot = lot = HandedOut(self.step, piece)
+        self._leaked.clear()
+        if not self.watch or not piece.size:  # there is nothing to keep apart in an empty lot
             return batch
-        self.recorder.discard()
-        self.recorder.clip = self.step.rule
-        if self._reduction is not None or piece.size < 2:
-            return batch
-        self._tape = Tape(piece.size)
+        batch = pytree.tree_map(lambda leaf: handed(leaf, lot, Rows(0)) if isinstance(leaf, Tensor) else leaf, batch)
         self._target = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
-        return self._tape.watch(batch)
+        return batch
 
     def fitting(self, memory: float) -> int:
         """How many examples about fit into so many bytes, as the last piece had it."""
-        seen = None if self.recorder is None else self.recorder.measured
-        return FIRST if seen is None else within(memory, *seen)
+        return FIRST if self._measured is None else max(1, int(memory / max(sum(self._measured), 1.0)))
 
     def finish(self) -> None:
         """A piece is over; where the loop took no step, or one that failed, the lot counts as used all the same."""
         if self._last:
             self.step.skip()
-        if self._piece is not None and self.recorder is not None:
-            self.recorder.discard()
-        self._piece = self._tape = None
+        self._lot = self._target = None
         if self.checkpoint is not None:
             self.checkpoint.after_step(self)
 
@@ -121,34 +118,101 @@ class Run:
     def close(self, why: str) -> None:
         """Leave the model, and take no further step."""
         self._leave()
-        self._piece, self._loop, self._closed = None, None, why
+        self._lot, self._loop, self._closed = None, None, why
 
     def __deepcopy__(self, _memo: Any) -> Run:
         """Itself: hooks are copied with a model, and do nothing for the copy."""
         return self
 
     def _leave(self) -> None:
-        """Take what watches off the model."""
+        """Leave the model as it was."""
         for hook in self._hooks[1:]:
             hook.remove()
         del self._hooks[1:]
-        if self.recorder is not None:
-            self.recorder.close()
-            self.recorder = None
+        forward = vars(self.step.model).get("forward")
+        if isinstance(forward, _Forward) and forward.run is self:
+            forward.remove()
+
+    def _leak(self, name: str) -> Callable[[Tensor], None]:
+        def hook(_: Tensor) -> None:
+            self._leaked.add(name)
+
+        return hook
+
+    # -- the model -------------------------------------------------------------------------------------
+
+    def forward(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The model's outputs for the lot that is out, every example alone; for anything else, the model itself."""
+        if is_unwatched():
+            return original(*args, **kwargs)
+        lot = self._lot
+        if not any(isinstance(leaf, LotTensor) for leaf in tensors((args, kwargs))):
+            return self._aside(original, args, kwargs)
+        if lot is None or any(one.lot is not lot for one in tensors((args, kwargs)) if isinstance(one, LotTensor)):
+            raise OutOfOrder("the model is given tensors of a lot that is over; want those of the lot that is out")
+        outputs = lot.forward(original, args, kwargs)
+        if self._criterion is not None and torch.is_grad_enabled():
+            lot.loss = lambda: self._by_criterion(outputs)
+        return outputs
+
+    def _aside(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A forward pass on something else than the lot."""
+        if not torch.is_grad_enabled():
+            return original(*args, **kwargs)
+        if self._lot is not None and self._lot.size == 0:  # many models cannot take a lot without rows: one of zeros
+            args, kwargs = pytree.tree_map(_one_row, (args, kwargs))
+            return pytree.tree_map(_no_rows, original(*args, **kwargs))
+        if self._lot is not None and self.step.model.training:
+            raise InvalidArgument(
+                "the model is given no tensor that comes from the lot, while one is out: no example's part in its gradient "
+                "is known (numpy, torch.tensor and lists of texts are not followed); want the lot's own tensors, or "
+                "torch.no_grad() to look at other data"
+            )
+        model = self.step.model
+        if any(leaf.requires_grad for leaf in tensors((args, kwargs))):  # for the input's own sake
+            still = {name: parameter.detach() for name, parameter in self.step.parameters.items()}
+            with unwatched():
+                return functional_call(model, still, args, kwargs)
+        output = original(*args, **kwargs)
+        for leaf in tensors(output) if self.step.model.training or self._lot is not None else ():
+            if leaf.requires_grad:
+                leaf.register_hook(_refuse_aside)
+        return output
+
+    def _by_criterion(self, outputs: Any) -> Tensor:
+        """The sum of the criterion's losses, each of one example alone."""
+        criterion, target = self._criterion, self._target
+        assert criterion is not None and self._lot is not None
+        leaves, nesting = pytree.tree_flatten((outputs, target))
+
+        def alone(*row: Tensor) -> Tensor:
+            given = iter(row)
+            lot = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            return criterion(*pytree.tree_unflatten(lot, nesting)).sum()
+
+        return each_alone(alone, [plain(leaf) for leaf in leaves if isinstance(leaf, Tensor)]).sum()
+
+    # -- the optimizer ---------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if any(one is not None for one in (*args[1:], *kwargs.values())):
             raise InvalidArgument("optimizer.step(closure): want step() without one; a closure would look again")
         over = self.step.taken >= self.step.limit
-        if self._piece is None or over:
+        if self._lot is None or over:
             done = f"all {self.step.limit} steps of the plan are taken"
             why = done if over else self._closed or "no lot has been handed out"
             raise OutOfOrder(f"optimizer.step(): {why}; want one step for each lot")
         self.step.check_parameters(optimizer)
-        piece, self._piece = self._piece, None
-        if self.recorder is not None:
-            self.step.add(self._clipped(piece))
-        if piece.last:
+        lot, self._lot = self._lot, None
+        if self.watch and lot.size:
+            if self._leaked:
+                raise InvalidArgument(
+                    f"{', '.join(sorted(self._leaked))}: used outside the model's forward pass, where no gradient can be "
+                    "clipped; want every use of a trained parameter inside it (weight decay belongs to the optimizer)"
+                )
+            self.step.add(lot.clipped())
+            self._measured = lot.measured
+        if self._last:
             if self.checkpoint is not None:
                 self.checkpoint.before_release(self)
             self.step.release(optimizer)
@@ -157,88 +221,31 @@ class Run:
         else:
             self.step.withhold()
 
-    def _clipped(self, piece: Piece) -> Any:
-        assert self.recorder is not None
-        if piece.size == 0:
-            self.recorder.discard()
-            return None
-        if self._tape is not None:
-            self._reduction, self._tape = self._tape.found, None
-            if self._reduction is None:
-                self.recorder.discard()
-                raise InvalidArgument(
-                    "the loss could not be followed from the model's output to loss.backward(); "
-                    "want make_private(..., criterion=criterion) to tell a mean from a sum"
-                )
-        clipped = self.recorder.collect(scale=_undoing(self._reduction, piece))
-        if len(clipped.norms) > piece.size:
-            raise InvalidArgument(
-                f"a lot of {piece.size} examples went backward as {len(clipped.norms)}: each may count once; want one "
-                "backward pass for all losses of an example"
-            )
-        return clipped
 
-    def _scale(self) -> float | None:
-        """What undoes the loss's reduction, if that is known in the middle of the backward pass."""
-        reduction = self._reduction if self._tape is None else self._tape.found
-        if self._piece is None or (reduction is None and self._tape is not None):
-            return None
-        return _undoing(reduction, self._piece)
+class _Forward:
+    """What stands for a model's `forward` while a private run is on it."""
 
-    def _is_watching(self, module: nn.Module) -> bool:
-        return module is self.step.model and torch.is_grad_enabled() and not is_unwatched()
+    def __init__(self, run: Run, model: nn.Module) -> None:
+        self.run, self._model, self._before = run, model, vars(model).get("forward")
+        self._original = model.forward
 
-    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Prepare the model for what it was given, where that is the lot that was handed out."""
-        self._given, self._aside = None, False
-        if not self._is_watching(module):
-            return None
-        leaves = tensors((args, kwargs))
-        if self._piece is None:
-            self._aside = module.training and not any(leaf.requires_grad for leaf in leaves)
-            return None
-        rows = next((len(leaf) for leaf in leaves if leaf.dim()), -1)
-        if not module.training and rows != self._piece.size:
-            return None  # a look at other data on the way
-        if any(isinstance(leaf, Watched) for leaf in leaves):
-            if self._tape is not None:
-                self._tape.check_inputs((args, kwargs))
-            args, kwargs = plain((args, kwargs))
-        if self._piece.size == 0:  # many models cannot take a lot without rows: they get one of zeros, cut off again
-            args, kwargs = tree_map(_one_row, (args, kwargs))
-        elif self._tape is not None:
-            reason = misunderstood(module, self.step.parameters, args, kwargs, self._piece.size)
-            if reason:
-                raise Unfollowed(f"{reason}; sgd.Trainer and sgd.clipped_sum clip such a model slowly, but exactly")
-        self._given = (args, kwargs)
-        return args, kwargs
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run.forward(self._original, args, kwargs)
 
-    def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> Any:
-        if not self._is_watching(module):
-            return None
-        if self._aside:
-            for leaf in tensors(output):
-                if leaf.requires_grad:
-                    leaf.register_hook(_refuse_aside)
-        if self._piece is None or self._given is None:
-            return None
-        leaves, size = tensors(output), self._piece.size
-        if size == 0:
-            return tree_map(lambda leaf: leaf[:0] if _has_rows(leaf, 1) else leaf, output)
-        if not any(_has_rows(leaf, size) for leaf in leaves):
-            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
-            raise InvalidArgument(
-                f"the model's output has shape {shapes}: want the lot's {size} examples as its first dimension"
-            )
-        if self._tape is None:
-            return None
-        if self._criterion is not None:
-            self._tape.found = of_criterion(self._criterion, output, plain(self._target), size)
-        elif any(is_loss(leaf) for leaf in leaves):
-            self._tape.found = of_model(module, *self._given, size)
+    def remove(self) -> None:
+        """Put back what was there before."""
+        if self._before is None:
+            del self._model.__dict__["forward"]
         else:
-            return self._tape.watch(output, output=True)
-        return None
+            self._model.forward = self._before
+
+    def __reduce__(self) -> Any:
+        """In a copy of the model, its own forward method."""
+        return _own_forward, (self._model,)
+
+
+def _own_forward(model: nn.Module) -> Any:
+    return type(model).forward.__get__(model)
 
 
 def _refuse_aside(_: Tensor) -> None:
@@ -248,13 +255,9 @@ def _refuse_aside(_: Tensor) -> None:
     )
 
 
-def _undoing(reduction: Reduction | None, piece: Piece) -> float:
-    return 1.0 if reduction is None else reduction.scale(piece.size)
-
-
-def _has_rows(leaf: Any, size: int) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == size
-
-
 def _one_row(leaf: Any) -> Any:
-    return leaf.new_zeros(1, *leaf.shape[1:]) if _has_rows(leaf, 0) else leaf
+    return leaf.new_zeros(1, *leaf.shape[1:]) if isinstance(leaf, Tensor) and leaf.dim() and not len(leaf) else leaf
+
+
+def _no_rows(leaf: Any) -> Any:
+    return leaf[:0] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == 1 else leaf

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from terrine import accounting, check
 from terrine.errors import BudgetExceeded, InvalidArgument
@@ -32,7 +33,7 @@ from terrine.rounding import up
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import clipped_sum
-from terrine.sgd.clipping.reduction import is_mean
+from terrine.sgd.clipping.alone import each_alone
 from terrine.sgd.lots import Collate, Source
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import Account, Lots, start, unwrapped
@@ -141,12 +142,16 @@ class Trainer:
         return Evaluation(loss / count, correct / count)
 
     def _total(self, output: Any, y: Any) -> float:
-        """The sum of the losses, whatever the criterion makes of them."""
-        value = self.criterion(output, y)
-        if value.dim():
-            return float(value.sum())
-        mean = len(y) > 1 and is_mean(self.criterion, output, y, len(y))
-        return float(value) * (len(y) if mean else 1)
+        """The sum of the losses, each of an example alone."""
+        leaves, nesting = tree_flatten((output, y))
+        held = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+        def alone(*row: Tensor) -> Tensor:
+            given = iter(row)
+            lot = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            return self.criterion(*tree_unflatten(lot, nesting)).sum()
+
+        return float(each_alone(alone, held).sum())
 
     def _bound(self) -> dict[str, Any]:
         """What decides the gradients of a step, beside model, optimizer, plan and data."""

@@ -87,6 +87,8 @@ def _fault(module: nn.Module) -> str:
         return "is the output of torch.compile, whose layers cannot be watched; give the model before compiling it"
     if any(one is not None and nn.parameter.is_lazy(one) for one in module._parameters.values()):
         return "is not initialised yet; run it on one example first"
+    if any(one is not None and one.is_complex() and one.requires_grad for one in module._parameters.values()):
+        return "has complex parameters, whose gradients are not clipped; keep real and imaginary parts as two real ones"
     return ""
 
 

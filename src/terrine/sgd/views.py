@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from terrine import check
 from terrine.sgd.clipping import Clipped, ClippingRule, Flat, clipped_sum
+from terrine.sgd.clipping.alone import each_alone
 
 Criterion = Callable[[Any, Any], Tensor]
 
@@ -73,4 +74,5 @@ def augmented(augment: Callable[[Tensor], Tensor], x: Tensor, views: int) -> Ten
     views = check.whole("views", views)
     if not len(x):
         return x.unsqueeze(1).expand(0, views, *x.shape[1:])
-    return torch.stack([augment(x) for _ in range(views)], dim=1)
+    return torch.stack([each_alone(lambda one: augment(one).squeeze(0), [x]) for _ in range(views)], dim=1)
+

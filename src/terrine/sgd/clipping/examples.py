@@ -57,6 +57,31 @@ def count(lot: Lot) -> int:
     return int(sizes.pop()) if len(sizes) == 1 else -1
 
 
+def check_rows(x: Lot, size: int) -> None:
+    """Refuse a lot of which not every tensor has a row for each of `size` examples.
+
+    Raises: InvalidArgument
+    """
+    shapes = [tuple(leaf.shape) for leaf in tensors(x)]
+    if any(not shape or shape[0] != size for shape in shapes):
+        raise InvalidArgument(
+            f"x of shapes {shapes} for {size} examples: want a first dimension that counts examples in every tensor (bags "
+            "as rows of a matrix, not between offsets); what all examples share belongs into the model, as a buffer"
+        )
+
+
+def bags(x: Lot, size: int) -> list[int]:
+    """The lengths of `size` bags of tokens between offsets, as EmbeddingBag takes them; empty for any other lot."""
+    if not isinstance(x, tuple | list) or len(x) != 2 or not all(isinstance(one, Tensor) for one in x):
+        return []
+    tokens, offsets = x
+    whole = all(one.dim() == 1 and not one.is_floating_point() for one in x)
+    if not whole or len(offsets) != size or len(tokens) == size or not size:
+        return []
+    stops = [*offsets.tolist()[1:], len(tokens)]
+    return [stop - start for start, stop in zip(offsets.tolist(), stops, strict=True)]
+
+
 def tensors(value: Any) -> list[Tensor]:
     """Every tensor in a lot, in arguments or in an output, however they are nested."""
     if isinstance(value, Tensor):

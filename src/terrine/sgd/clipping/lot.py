@@ -1,50 +1,33 @@
-"""`clipped_sum`: one forward and one backward over a lot, a few examples at a time.
+"""`clipped_sum`: one forward and one backward pass over a lot, a microbatch at a time.
 
-Clipping is per example, so a lot may be taken in parts of any size with the same result: small enough for
+Clipping is per example, so a lot may be taken in microbatches of any size with the same result: small enough for
 activations to stay near the processor, large enough to keep it busy.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointError
+from torch.utils import _pytree as pytree
 
 from terrine import check
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping import constants
+from terrine.sgd import generators
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
-from terrine.sgd.clipping.axis import Unfollowed
+from terrine.sgd.clipping.alone import CHECKED_EVERY, Way, check_company, groups, together, way_of
 from terrine.sgd.clipping.chunks import FIRST, stops
-from terrine.sgd.clipping.contribution import Contribution
-from terrine.sgd.clipping.examples import (
-    Criterion,
-    Lot,
-    arguments,
-    call,
-    count,
-    detached,
-    part,
-    trained,
-    unwatched,
-)
-from terrine.sgd.clipping.fallback import per_example_gradients
+from terrine.sgd.clipping.examples import Criterion, Lot, bags, call, check_rows, count, trained, unwatched
 from terrine.sgd.clipping.policy import ClippingRule, as_rule, refuse_strange
-from terrine.sgd.clipping.reduction import is_mean
-from terrine.sgd.clipping.registry import own_rules
+from terrine.sgd.clipping.recording import Divided, Recording
 from terrine.sgd.clipping.result import Clipped
 from terrine.sgd.clipping.summing import Sums
-from terrine.sgd.clipping.tape import ANCHOR, Tape
-from terrine.sgd.clipping.trial import misunderstood
-from terrine.sgd.reduction import refuse_shared_denominator
+from terrine.sgd.clipping.use import ANCHOR, Unfollowed
 from terrine.sgd.validate import validate
-
-log = logging.getLogger("terrine.sgd")
 
 
 @unwatched()
@@ -60,104 +43,152 @@ def clipped_sum(
 ) -> Clipped:
     """The sum over the lot of clipped per-example gradients, and the norms before clipping.
 
-    `criterion(model(x), y)` may be a mean, a sum or one loss per example; a tuple `x` is positional arguments, a
-    dict keyword arguments. `chunk` examples are in memory at a time; by default as many as are fastest and, where
-    `memory` is given, about fit into so many bytes.
+    An example's gradient is that of `criterion(model(x), y)` for a lot of this example alone; a tuple `x` is positional
+    arguments, a dict keyword arguments, and every tensor's first dimension counts the examples. `chunk` examples are
+    in memory at a time; by default as many as are fastest and, where `memory` is given, about fit into so many bytes.
 
     Guarantee: adding or removing one example moves the sums by at most the rule's bound in L2 norm.
-    Raises: InvalidArgument where the model or the loss mixes examples.
+    Raises: InvalidArgument where the model keeps something of one example for the next.
     """
     rule, size = as_rule(clip), count(y)
     validate(model)
-    refuse_shared_denominator(criterion, y)
+    raw = bags(x, size)
+    check_rows(() if raw else x, size)
     parameters = trained(model)
     refuse_strange(rule, parameters)
     sums = Sums(parameters)
     if size == 0 or not parameters:
         return Clipped(sums.totals(), torch.zeros(size))
-    work = _Work(model, criterion, parameters, rule, sums)
-    work.slow = misunderstood(model, parameters, *arguments(x), size)
-    if count(x) != size:  # bags between offsets, or inputs that all examples share: not to be cut
-        whole = work.part(x, y)
-        return Clipped(sums.totals(), whole)
-    norms: list[Tensor] = []
-    start = 0
+    work = _Work(model, criterion, parameters, rule, sums, way_of(model), *pytree.tree_flatten((x, y)))
     room = math.inf if memory is None else check.positive("memory", memory)
-    for stop in stops(model, parameters, x, size, chunk, lambda: work.tried(x, y), room):
-        norms.append(work.part(part(x, start, stop), part(y, start, stop)) if stop - start < size else work.part(x, y))
+    if raw:
+        norms = work.bags(raw)
+        return Clipped(sums.totals(), norms)
+    work.check_company()
+    parts, start = [], 0
+    for stop in stops(model, parameters, x, size, chunk, work.tried, room):
+        parts.append(work.microbatch(work.rows(slice(start, stop))))
         start = stop
-    return Clipped(sums.totals(), torch.cat(norms) if len(norms) > 1 else norms[0])
+    return Clipped(sums.totals(), torch.cat(parts) if len(parts) > 1 else parts[0])
 
 
 @dataclass
 class _Work:
-    """What stays the same from one part of a lot to the next."""
+    """What stays the same from one microbatch of a lot to the next."""
 
     model: nn.Module
     criterion: Criterion
     parameters: dict[str, nn.Parameter]
     rule: ClippingRule
     sums: Sums
-    mean: bool | None = None
-    slow: str = ""  # why every example has to go alone
-    bytes: float = 0.0  # one example's activations, in the last part
-    rows: float = 0.0  # one example's gradients that were kept
+    way: Way
+    leaves: list[Any]
+    nesting: Any
+    bytes: float = 0.0  # one example's activations, in the last microbatch
+    kept: float = 0.0  # one example's gradients that were kept
+    whole: int = 0  # how many of the first tensors are an example's as they are, without a dimension of examples
 
-    def tried(self, x: Lot, y: Lot) -> tuple[float, float]:
+    def check_company(self) -> None:
+        """At the first lot and every hundredth: whether the model treats two examples together as it does alone."""
+        if self.way.steps % CHECKED_EVERY == 0:
+            x, _ = pytree.tree_unflatten(self.leaves, self.nesting)
+            leaves, nesting = pytree.tree_flatten(x)
+
+            def outputs(rows: list[Tensor]) -> Any:
+                tensors = iter(rows)
+                given = [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+                return call(self.model, pytree.tree_unflatten(given, nesting))
+
+            rows = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
+            check_company(outputs, lambda *row: outputs([one.unsqueeze(0) for one in row]), rows)
+        self.way.steps += 1
+
+    def bags(self, lengths: list[int]) -> Tensor:
+        """Add the clipped gradients of bags of so many tokens, those of one length together; their norms."""
+        tokens, offsets, *others = self.rows(slice(None))
+        self.whole, starts = 2, offsets.tolist()
+        norms, order = [], []
+        for length in dict.fromkeys(lengths):
+            which = [index for index, one in enumerate(lengths) if one == length]
+            runs = torch.stack([tokens[starts[index] : starts[index] + length] for index in which])
+            rest = [other[torch.tensor(which, device=other.device)] for other in others]
+            norms.append(self.microbatch([runs, offsets.new_zeros(len(which), 1), *rest]))
+            order += which
+        return torch.cat(norms).index_select(0, torch.tensor(order, device=norms[0].device).argsort())
+
+    def rows(self, which: slice | Tensor) -> list[Tensor]:
+        """These examples of every tensor of the lot."""
+        return [leaf.detach()[which] for leaf in self.leaves if isinstance(leaf, Tensor)]
+
+    def tried(self) -> tuple[float, float]:
         """Bytes of one example's activations and kept gradients, from a few examples that count for nothing."""
-        trial = replace(self)
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), suppress(Unfollowed, CheckpointError):
-            trial._watched(part(x, 0, FIRST), part(y, 0, FIRST))
-        return trial.bytes, trial.rows
+        trial = replace(self, sums=Sums(self.parameters))
+        with generators.replayed(self._device), suppress(Divided):
+            trial.microbatch(self.rows(slice(FIRST)))
+        return trial.bytes, trial.kept
 
-    def part(self, x: Lot, y: Lot) -> Tensor:
-        """Add one part's clipped gradients to the sums; its norms."""
-        try:
-            if self.slow:
-                raise Unfollowed(self.slow)
-            with torch.no_grad():
-                contributions, squares = self._watched(x, y)
-                return self.sums.add(contributions, squares, self.rule) if squares else torch.zeros(count(y))
-        except (Unfollowed, CheckpointError) as reason:
-            _say(self.model, str(reason).splitlines()[0])
-            gradients = per_example_gradients(self.model, self.criterion, x, y)
-            with torch.no_grad():
-                return self.sums.add_rows(gradients, self.rule)
+    def microbatch(self, rows: list[Tensor]) -> Tensor:
+        """Add the clipped gradients of these examples to the sums; their norms."""
+        before = generators.states(self._device)
+        while not self.way.one_by_one:
+            try:
+                return self._together(rows)
+            except Divided as divided:
+                return self._apart(rows, groups(divided.answers))
+            except Exception as failure:  # whatever it is: what is wrong with the model itself, one by one will say
+                self.way.give_way(self.model, failure)
+                generators.restore(before, self._device)
+        return torch.cat([self._alone([row[index] for row in rows]) for index in range(len(rows[0]))])
 
-    def _watched(self, x: Lot, y: Lot) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
-        """What every parameter's uses contribute, and its squared norms."""
-        size = count(y)
-        tape = Tape(self.parameters, size, constants=constants.of(self.model))
-        self._run(tape, x, y)
-        found = tape.finish()
-        self.bytes, self.rows = tape.bytes / size, tape.rows / size
-        return found
-
-    def _run(self, tape: Tape, x: Lot, y: Lot) -> None:
-        """Forward and backward under the tape."""
+    def _together(self, rows: list[Tensor]) -> Tensor:
+        size = len(rows[0])
+        recording = Recording(self.parameters, size, lifted=self.way.lifted, shielded=self.way.shielded)
         with torch.enable_grad():
-            x = detached(x)
-            tape.mark(x)
-            with own_rules(self.model, tape), tape:
-                output = call(self.model, x)
-            loss = self.criterion(output, y)
-            if not isinstance(loss, Tensor):
-                raise InvalidArgument(f"criterion: want a tensor, got {type(loss).__name__}")
-            if self.mean is None and tape.examples > 1:
-                self.mean = is_mean(self.criterion, output, y, tape.examples)
-            if not loss.requires_grad:
-                raise Unfollowed("the loss does not depend on any parameter that was seen")
-            each = torch.full_like(loss, tape.examples if self.mean else 1)  # what undoes a mean
-            _, *leaked = torch.autograd.grad(loss, [ANCHOR, *self.parameters.values()], each, allow_unused=True)
-        if any(gradient is not None for gradient in leaked):
-            raise Unfollowed("a parameter was used where the tape cannot see it")
+            (losses,), _ = together(self._loss, rows, recording)
+            if losses.requires_grad:
+                _, *leaked = torch.autograd.grad(
+                    losses.sum(), [ANCHOR, *self.parameters.values()], allow_unused=True
+                )
+                if any(gradient is not None for gradient in leaked):
+                    raise Unfollowed("a parameter was used where the recording cannot see it")
+        with torch.no_grad():
+            contributions, squares = recording.finish()
+            self.bytes, self.kept = recording.bytes / size, recording.rows / size
+            if not squares:
+                return torch.zeros(size, device=losses.device)
+            return self.sums.add(contributions, squares, self.rule)
 
+    def _apart(self, rows: list[Tensor], parts: list[Tensor]) -> Tensor:
+        """Examples that answer Python's questions alike, group by group."""
+        norms = [self.microbatch([row[part.to(row.device)] for row in rows]) for part in parts]
+        order = torch.cat(parts).to(norms[0].device)
+        return torch.cat(norms).index_select(0, order.argsort())
 
-def _say(model: nn.Module, reason: str) -> None:
-    key = (type(model), reason)
-    if key not in _said:
-        _said.add(key)
-        log.warning("%s: per-example gradients by vmap, exact but slow (%s)", type(model).__name__, reason)
+    def _alone(self, row: list[Tensor]) -> Tensor:
+        """Add one example's clipped gradient, by plain autograd."""
+        watch = Recording({}, 1)
+        watch.begin(None, row)
+        with watch, torch.enable_grad():
+            loss = self._loss(*row)
+            found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True) if loss.requires_grad else ()
+        gradients = {
+            name: gradient.unsqueeze(0)
+            for name, gradient in zip(self.parameters, found, strict=False)
+            if gradient is not None
+        }
+        with torch.no_grad():
+            return self.sums.add_rows(gradients, self.rule) if gradients else torch.zeros(1, device=loss.device)
 
+    def _loss(self, *row: Tensor) -> Tensor:
+        """The loss of a lot of one."""
+        given = iter([*row[: self.whole], *(one.unsqueeze(0) for one in row[self.whole :])])
+        lot = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        x, y = pytree.tree_unflatten(lot, self.nesting)
+        loss = self.criterion(call(self.model, x), y)
+        if not isinstance(loss, Tensor):
+            raise InvalidArgument(f"criterion: want a tensor, got {type(loss).__name__}")
+        return loss.sum()
 
-_said: set[tuple[type, str]] = set()
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device

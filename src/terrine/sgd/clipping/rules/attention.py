@@ -1,31 +1,26 @@
 """Multi-head attention, computed so that its projections are seen as the linear maps they are.
 
 softmax(Q K^T / sqrt(d) + mask) V itself holds no parameter. `torch.nn.functional.multi_head_attention_forward`
-hides its projections from whoever watches torch functions, so it is written out here, same order, same result.
+hides its projections from whoever watches torch functions, so it is written out here, in the same order.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.axis import FRONT
-from terrine.sgd.clipping.contribution import Contribution, Dense
-from terrine.sgd.clipping.parameter_view import ParameterView
-from terrine.sgd.clipping.rules.elementwise import reduced, through
-from terrine.sgd.clipping.rules.generic import masked
-from terrine.sgd.clipping.tape import COMPUTE, FORWARDS, Tape, Use, rule_for
+from terrine.sgd.clipping.use import COMPOSED
 
-_NOTHING = nullcontext()
+if TYPE_CHECKING:
+    from terrine.sgd.clipping.recording import Recording
 
 
 def attention(
-    tape: Tape,
+    recording: Recording,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -53,7 +48,7 @@ def attention(
     **_ignored: Any,
 ) -> Any:
     """The same arguments and results as the function it stands for; inputs are (positions, examples, width)."""
-    with tape:
+    with recording:
         query, key, value = _examples_first(query, key, value)
         if in_proj_weight is not None and not use_separate_proj_weight:
             q, k, v = _packed(query, key, value, in_proj_weight, in_proj_bias)
@@ -64,9 +59,6 @@ def attention(
         if bias_k is not None and bias_v is not None:
             n = query.shape[0]
             k, v = torch.cat([k, bias_k.expand(n, 1, -1)], 1), torch.cat([v, bias_v.expand(n, 1, -1)], 1)
-    masks = [mask for mask in (attn_mask, key_padding_mask) if mask is not None]
-    apart = all(tape.where(x) == FRONT for x in (q, k, v)) and all(tape.parameter(mask) is None for mask in masks)
-    with _NOTHING if apart else tape:  # examples first, no parameter near: nothing happens that needs watching
         q, k, v = (_heads(x, num_heads) for x in (q, k, v))
         if add_zero_attn:
             k, v = functional.pad(k, (0, 0, 0, 1)), functional.pad(v, (0, 0, 0, 1))
@@ -75,51 +67,10 @@ def attention(
         joined = mixed.transpose(1, 2).flatten(2)  # (examples, positions, width)
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
-    for result in (joined, weights) if apart else ():
-        if result is not None:
-            tape.tag(result, FRONT)
-    with tape:
         return functional.linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1), weights
 
 
-FORWARDS[functional.multi_head_attention_forward] = attention
-
-
-@rule_for(functional.scaled_dot_product_attention)
-def attended(use: Use, gradient: Tensor) -> list[tuple[ParameterView, Contribution]]:
-    """Queries, keys, values or a bias on their products that all examples share, as latents and positions are."""
-    found: list[tuple[ParameterView, Contribution]] = []
-    with torch.random.fork_rng(devices=[], enabled=use.extra is not None):
-        for key, param in use.params.items():
-            source = param.expanded_from or param
-            shape = tuple(source.value.shape)
-            if not _is_shared(use, gradient, shape):
-                return masked(use, gradient)
-            if use.extra is not None:
-                torch.set_rng_state(use.extra)  # what was left out there is left out here
-            full = through(use, key, gradient, (*gradient.shape[:-2], *shape[-2:]))
-            found.append((source, Dense(reduced(full, use, shape))))
-    return found
-
-
-def _is_shared(use: Use, gradient: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether a param of this shape is the same for all examples, and laid beside them in a dimension of its own."""
-    axis = use.where.axis - gradient.dim() + len(shape)
-    return not use.kwargs.get("enable_gqa") and use.where.axis < gradient.dim() - 2 and (axis < 0 or shape[axis] == 1)
-
-
-def _remembering(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, *args: Any,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """The values by their weights, and what the generator began with where some are left out at random."""
-    if not dropout_p:
-        return None
-    before = torch.get_rng_state()
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, *args, **kwargs), before
-
-
-COMPUTE[functional.scaled_dot_product_attention] = _remembering
+COMPOSED[functional.multi_head_attention_forward] = attention
 
 
 def _mixed(
@@ -160,7 +111,7 @@ def _mask(attention: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor
     for mask, shape in ((attention, None), (padding, (q.shape[0], 1, 1, -1))):
         if mask is None:
             continue
-        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -math.inf) if mask.dtype == torch.bool else mask
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -math.inf) if mask.dtype == torch.bool else mask
         if shape is not None:
             mask = mask.reshape(shape)
         elif mask.dim() == 3:

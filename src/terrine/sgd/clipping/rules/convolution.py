@@ -1,12 +1,12 @@
 """Convolutions: a linear map applied to every patch, so g_W = sum over patches l of y'_l patch_l^T.
 
 A transposed convolution is the same with input and output gradient exchanged. The forward pass runs with channels
-last in memory, where convolutions are fastest on a processor.
+last in memory, where convolutions are fastest on a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +14,32 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.axis import folded
-from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.contribution import Dense
 from terrine.sgd.clipping.convolved import Geometry, convolution
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.parameter_view import ParameterView
-from terrine.sgd.clipping.tape import COMPUTE, Use, rule_for
-
-Found = list[tuple[ParameterView, Contribution]]
+from terrine.sgd.clipping.use import Found, Use, rule_for
 
 
-@rule_for(functional.conv1d, functional.conv2d, functional.conv3d)
+def _images(use: Use) -> Tensor:
+    """The output for images (n * m, channels, *sizes), where every example has m, channels last in memory on a CPU."""
+    name = "input" if "input" in use.kwargs else 0
+    image: Tensor = use.argument(0, "input")
+    if image.dim() == use.argument(1, "weight").dim() + 1:
+        image, use.folded = image.flatten(0, 1), True
+    dims = image.dim() - 2
+    if dims > 1 and image.device.type == "cpu":
+        layout = torch.channels_last if dims == 2 else torch.channels_last_3d
+        image = image.contiguous(memory_format=layout)
+    if isinstance(name, str):
+        use.kwargs[name] = image
+    else:
+        use.args = (image, *use.args[1:])
+    out: Tensor = use.function(*use.args, **use.kwargs)
+    return out if dims < 2 or image.device.type != "cpu" else out.contiguous(memory_format=layout)
+
+
+@rule_for(functional.conv1d, functional.conv2d, functional.conv3d, forward=_images)
 def direct(use: Use, gradient: Tensor) -> Found:
     """A convolution's weight and bias."""
     weight, bias = use.parameter(1, "weight"), use.parameter(2, "bias")
@@ -39,7 +54,9 @@ def direct(use: Use, gradient: Tensor) -> Found:
     return _found(use, image, gradient, gradient, geometry, weight, bias)
 
 
-@rule_for(functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+@rule_for(
+    functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d, forward=_images
+)
 def transposed(use: Use, gradient: Tensor) -> Found:
     """A transposed convolution: its output gradient is the image, its input lies at the patches."""
     weight, bias = use.parameter(1, "weight"), use.parameter(2, "bias")
@@ -77,7 +94,7 @@ def _found(
     weight: ParameterView | None,
     bias: ParameterView | None,
 ) -> Found:
-    fold = folded(gradient.shape, use.where, use.examples, "convolution")
+    fold = len(gradient) // use.examples
     found: Found = []
     if weight is not None:
         shape = tuple(weight.value.shape)
@@ -92,23 +109,6 @@ def _found(
 def _channels_last(tensor: Tensor) -> Tensor:
     """An image (n, channels, *sizes) as (n, *sizes, channels), contiguous, in single precision or wider."""
     return wide(tensor).movedim(1, -1).contiguous()
-
-
-def _computed(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
-    """The function with channels last in memory, where a processor's convolutions and poolings are fastest."""
-
-    def compute(image: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        if image.dim() not in (4, 5) or image.device.type != "cpu":
-            return function(image, *args, **kwargs), None
-        layout = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
-        out = function(image.contiguous(memory_format=layout), *args, **kwargs)
-        return out.contiguous(memory_format=layout), None
-
-    return compute
-
-
-for _function in (functional.conv2d, functional.conv3d, functional.conv_transpose2d, functional.conv_transpose3d):
-    COMPUTE[_function] = _computed(_function)
 
 
 def _geometry(weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:

@@ -12,51 +12,73 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import Contribution, Lookup, summed_by_token, without
+from terrine.sgd.clipping.contribution import Lookup, summed_by_token, without
 from terrine.sgd.clipping.ghost import norms_rounded_up, wide
-from terrine.sgd.clipping.parameter_view import ParameterView
-from terrine.sgd.clipping.tape import Use, rule_for
-
-Found = list[tuple[ParameterView, Contribution]]
+from terrine.sgd.clipping.use import Found, Unfollowed, Use, call, rule_for
 
 
-@rule_for(functional.embedding)
+def _looked_up(use: Use) -> Tensor:
+    if use.argument(6, "sparse", False) or use.argument(5, "scale_grad_by_freq", False):
+        raise Unfollowed("embedding: sparse gradients and scale_grad_by_freq mix examples or hide them")
+    return call(use)
+
+
+@rule_for(functional.embedding, forward=_looked_up)
 def embedding(use: Use, gradient: Tensor) -> Found:
     """`functional.embedding(tokens, table)`; the padding token has no gradient."""
-    table = use.parameter(1, "weight")
-    tokens: Tensor = use.argument(0, "input")
-    if table is None or use.argument(6, "sparse", False) or use.argument(5, "scale_grad_by_freq", False):
-        raise Unfollowed("embedding: sparse gradients and scale_grad_by_freq mix examples or hide them")
-    rows = wide(by_example(gradient, use.where, use.examples, 1))
-    kept = by_example(tokens, use.where, use.examples, 0)
+    table, tokens = use.parameter(1, "weight"), use.argument(0, "input").flatten(1)
+    assert table is not None
+    rows = wide(gradient).reshape(*tokens.shape, -1)
     padding = use.argument(2, "padding_idx")
     if padding is not None:
-        padding = padding % table.value.shape[0]
-        rows = rows * (kept != padding).unsqueeze(-1)
-    return [(table, Lookup(kept, rows, tuple(table.value.shape)))]
+        rows = rows * (tokens != padding % table.value.shape[0]).unsqueeze(-1)
+    return [(table, Lookup(tokens, rows, tuple(table.value.shape)))]
 
 
-@rule_for(functional.embedding_bag)
+def _bags(use: Use) -> Tensor:
+    """The bags of all examples: rows of (n, m, T), or runs of (n, T) between offsets (n, m)."""
+    tokens, offsets = use.argument(0, "input"), use.argument(2, "offsets")
+    weights, mode = use.argument(8, "per_sample_weights"), use.argument(6, "mode", "mean")
+    hidden = use.argument(7, "sparse", False) or use.argument(5, "scale_grad_by_freq", False)
+    if hidden or mode == "max" or len(use.params) > 1:
+        raise Unfollowed(f"embedding_bag: mode={mode!r}, sparse, scale_grad_by_freq or trained weights have no rule")
+    n, length = len(tokens), tokens.shape[-1]
+    bags = tokens.shape[1] if offsets is None else offsets.shape[-1]
+    if offsets is None:
+        starts = torch.arange(n * bags, device=tokens.device) * length
+    else:
+        starts = offsets.expand(n, -1)
+        if use.argument(9, "include_last_offset", False):
+            starts, bags = starts[:, :-1], bags - 1
+        starts = (starts + torch.arange(n, device=tokens.device).unsqueeze(1) * length).flatten()
+    own = {"mode": mode, "padding_idx": use.argument(10, "padding_idx")}
+    own["per_sample_weights"] = None if weights is None else weights.expand(tokens.shape).reshape(-1)
+    use.args, use.kwargs, use.folded = (tokens.flatten(), use.argument(1, "weight"), starts.to(tokens.dtype)), own, True
+    return call(use)
+
+
+@rule_for(
+    functional.embedding_bag, data=(0, "input", 2, "offsets", 8, "per_sample_weights"), forward=_bags
+)
 def embedding_bag(use: Use, gradient: Tensor) -> Found:
     """`functional.embedding_bag`, modes sum and mean, bags as rows of a matrix or as runs between offsets."""
-    table = use.parameter(1, "weight")
-    mode = use.argument(6, "mode", "mean")
-    weights = use.argument(8, "per_sample_weights")
-    hidden = use.argument(7, "sparse", False) or use.argument(5, "scale_grad_by_freq", False)
-    if table is None or len(use.params) > 1 or hidden or mode == "max" or use.examples != gradient.shape[0]:
-        raise Unfollowed(f"embedding_bag: mode={mode!r}, sparse, scale_grad_by_freq or trained weights have no rule")
-    tokens, bags = _runs(use)
-    padding = use.argument(10, "padding_idx")
-    rows = wide(gradient)
-    share = torch.ones_like(tokens, dtype=rows.dtype) if weights is None else wide(weights.detach().flatten())
+    tokens, starts = use.args[0].long(), use.args[2].long()
+    ((_, table),) = use.params.items()
+    ends = torch.cat([starts[1:], starts.new_tensor([len(tokens)])])
+    runs = torch.arange(len(starts), device=tokens.device).repeat_interleave(ends - starts)
+    weights, padding, rows = use.kwargs["per_sample_weights"], use.kwargs["padding_idx"], wide(gradient)
+    share = torch.ones_like(tokens, dtype=rows.dtype) if weights is None else wide(weights.detach())
     if padding is not None:
         share = share * (tokens != padding % table.value.shape[0])
-    if mode == "mean":
+    if use.kwargs["mode"] == "mean":
         counted = share if padding is not None else torch.ones_like(share)
-        size = counted.new_zeros(use.examples).index_add_(0, bags, counted)
-        share = share / size.clamp_(min=1)[bags]  # a bag of padding alone has none
-    return [(table, Bags(tokens, bags, share, rows, tuple(table.value.shape)))]
+        size = counted.new_zeros(len(starts)).index_add_(0, runs, counted)
+        share = share / size.clamp_(min=1)[runs]  # a bag of padding alone has none
+    shape, fold = tuple(table.value.shape), len(starts) // use.examples
+    if fold == 1:
+        return [(table, Bags(tokens, runs, share, rows, shape))]
+    each = (rows[runs] * share.unsqueeze(1)).reshape(use.examples, -1, shape[1])
+    return [(table, Lookup(tokens.reshape(use.examples, -1), each, shape))]
 
 
 @dataclass
@@ -96,19 +118,3 @@ class Bags:
         share = self.share.masked_fill(examples[self.bags], 0.0)
         return Bags(self.tokens, self.bags, share, without(self.gradients, examples), self.shape)
 
-
-def _runs(use: Use) -> tuple[Tensor, Tensor]:
-    """The flat tokens, and the bag of each."""
-    tokens: Tensor = use.argument(0, "input")
-    offsets: Tensor | None = use.argument(2, "offsets")
-    each = torch.arange(use.examples, device=tokens.device)
-    tokens = tokens.long()
-    if tokens.dim() == 2:
-        return tokens.flatten(), each.repeat_interleave(tokens.shape[1])
-    if offsets is None:
-        raise Unfollowed("embedding_bag: a flat list of tokens without offsets")
-    starts = offsets[: use.examples]
-    ends = torch.cat([starts[1:], starts.new_tensor([len(tokens)])])
-    if use.argument(9, "include_last_offset", False):
-        ends = offsets[1 : use.examples + 1]
-    return tokens[: int(ends[-1])], each.repeat_interleave(ends - starts)

@@ -6,69 +6,64 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.axis import Unfollowed, by_example
-from terrine.sgd.clipping.contribution import Contribution, Dense, outer
+from terrine.sgd.clipping.contribution import Dense, outer
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.parameter_view import ParameterView
-from terrine.sgd.clipping.rules.elementwise import reduced
-from terrine.sgd.clipping.rules.generic import masked
-from terrine.sgd.clipping.tape import Use, rule_for
-
-Found = list[tuple[ParameterView, Contribution]]
+from terrine.sgd.clipping.use import Found, Use, rule_for
 
 
 @rule_for(functional.linear)
 def linear(use: Use, gradient: Tensor) -> Found:
     """`functional.linear(x, weight, bias)`, and with it nn.Linear, attention projections and tied output layers."""
-    return _linear(use, use.argument(0, "input"), gradient, use.parameter(1, "weight"), use.parameter(2, "bias"))
+    return _linear(use.argument(0, "input"), gradient, use.parameter(1, "weight"), use.parameter(2, "bias"))
 
 
-@rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+@rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, data=(0, "input", "self"))
 def matmul(use: Use, gradient: Tensor) -> Found:
     """`x @ W` with W a matrix: the linear map's weight, transposed."""
-    weight = use.parameter(1, "other")
-    if len(use.params) != 1 or weight is None or weight.value.dim() != 2:
-        return masked(use, gradient)
-    return _transposed(use, use.args[0], gradient, weight)
+    ((_, weight),) = use.params.items()
+    return [_transposed(use.argument(0, "input"), gradient, weight)]
 
 
-@rule_for(torch.addmm)
+def _added(use: Use) -> Tensor:
+    bias, inputs, weight = use.args
+    return torch.matmul(inputs, weight) + bias
+
+
+@rule_for(torch.addmm, data=(1, "mat1"), forward=_added)
 def addmm(use: Use, gradient: Tensor) -> Found:
     """`addmm(bias, x, W)`: the linear layer of GPT-2."""
-    if use.kwargs:
-        return masked(use, gradient)
-    found: Found = []
     bias, weight = use.params.get(0), use.params.get(2)
-    if use.params.get(1) is not None:
-        raise Unfollowed("addmm: a parameter as its second argument")
+    found: Found = [] if weight is None else [_transposed(use.args[1], gradient, weight)]
     if bias is not None:
-        found.append((bias, Dense(reduced(gradient, use, tuple(bias.value.shape)))))
-    return found + (_transposed(use, use.args[1], gradient, weight) if weight is not None else [])
+        found.append((bias, Dense(positions(gradient).sum(1))))
+    return found
 
 
-@rule_for(functional.bilinear)
+@rule_for(functional.bilinear, data=(0, "input1", 1, "input2"))
 def bilinear(use: Use, gradient: Tensor) -> Found:
     """y_k = x1 A_k x2 + b_k: a linear map on the products of the two inputs."""
     first, second = use.argument(0, "input1"), use.argument(1, "input2")
     products = (first.unsqueeze(-1) * second.unsqueeze(-2)).flatten(-2)
-    return _linear(use, products, gradient, use.parameter(2, "weight"), use.parameter(3, "bias"))
+    return _linear(products, gradient, use.parameter(2, "weight"), use.parameter(3, "bias"))
 
 
-def _linear(
-    use: Use, inputs: Tensor, gradient: Tensor, weight: ParameterView | None, bias: ParameterView | None
-) -> Found:
+def _linear(inputs: Tensor, gradient: Tensor, weight: ParameterView | None, bias: ParameterView | None) -> Found:
     """The contributions of a linear map and of its bias."""
-    gradients = wide(by_example(gradient, use.where, use.examples, 1))
+    gradients = positions(gradient)
     found: Found = []
     if weight is not None:
-        rows = wide(by_example(inputs.detach(), use.where, use.examples, 1))
-        found.append((weight, outer(rows, gradients, tuple(weight.value.shape))))
+        found.append((weight, outer(positions(inputs.detach()), gradients, tuple(weight.value.shape))))
     if bias is not None:
         found.append((bias, Dense(gradients.sum(1) if gradients.shape[1] > 1 else gradients.squeeze(1))))
     return found
 
 
-def _transposed(use: Use, inputs: Tensor, gradient: Tensor, weight: ParameterView) -> Found:
-    rows = wide(by_example(inputs.detach(), use.where, use.examples, 1))
-    gradients = wide(by_example(gradient, use.where, use.examples, 1))
-    return [(weight, outer(gradients, rows, tuple(weight.value.shape)))]
+def _transposed(inputs: Tensor, gradient: Tensor, weight: ParameterView) -> tuple[ParameterView, Dense]:
+    found = outer(positions(gradient), positions(inputs.detach()), tuple(weight.value.shape))
+    return weight, found  # type: ignore[return-value]
+
+
+def positions(tensor: Tensor) -> Tensor:
+    """(n, ..., width) as (n, positions, width), in single precision or wider."""
+    return wide(tensor).reshape(len(tensor), -1, tensor.shape[-1])

@@ -1,20 +1,20 @@
-"""Recurrent layers: the input projection of all steps is one linear map; the recurrent one is used at every step, and
-its uses over time are positions of one linear map, cross terms included. Cells, projections, mixed precision and
-trained first states are computed step by step under the tape.
+"""Recurrent layers, written out step by step: each step's maps are linear, and the uses of one map over time are
+positions of one linear map, cross terms included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.axis import FRONT, Unfollowed, Where
-from terrine.sgd.clipping.parameter_view import ParameterView
-from terrine.sgd.clipping.tape import FORWARDS, RULES, Tape, Use
+from terrine.sgd.clipping.use import COMPOSED, Unfollowed
+
+if TYPE_CHECKING:
+    from terrine.sgd.clipping.recording import Recording
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, Tensor, State], State]  # input part, recurrent part, state -> state
@@ -46,36 +46,29 @@ def over_time(cell: Cell) -> Callable[..., Any]:
     """What stands for torch.lstm, torch.gru and the like on padded sequences."""
 
     def run(
-        tape: Tape, x: Tensor, states: Any, weights: Any, biased: Any, layers: Any, dropout: Any,
+        recording: Recording, x: Tensor, states: Any, weights: Any, biased: Any, layers: Any, dropout: Any,
         training: Any = None, bidirectional: Any = None, batch_first: Any = None,
     ) -> Any:  # fmt: skip
         if not isinstance(biased, bool):  # of a packed sequence, after its sizes and states, come the weights
             raise Unfollowed("recurrent layers on packed sequences have no rule")
         states = states if isinstance(states, list | tuple) else (states,)
-        for state in states:
-            if tape.where(state) is None and tape.parameter(state) is None:
-                tape.tag(state, Where(1))
         ways = 2 if bidirectional else 1
         each = len(weights) // (layers * ways)
         projected = cell is _lstm and each == (5 if biased else 3)
         lasts: list[State] = []
-        with tape:
+        with recording:
             x = x.transpose(0, 1) if batch_first else x
-        for layer in range(layers):
-            outs = []
-            for way in range(ways):
-                index = layer * ways + way
-                with tape:
+            for layer in range(layers):
+                outs = []
+                for way in range(ways):
+                    index = layer * ways + way
                     start = tuple(state[index] for state in states)
-                    turned = x.flip(0) if way else x
-                out, last = _layer(tape, cell, turned, start, weights[index * each : (index + 1) * each], projected)
-                with tape:
+                    own = weights[index * each : (index + 1) * each]
+                    out, last = _layer(cell, x.flip(0) if way else x, start, own, projected)
                     outs.append(out.flip(0) if way else out)
-                lasts.append(last)
-            with tape:
+                    lasts.append(last)
                 x = torch.cat(outs, dim=-1) if ways > 1 else outs[0]
                 x = functional.dropout(x, dropout) if dropout and training and layer < layers - 1 else x
-        with tape:
             x = x.transpose(0, 1) if batch_first else x
             return (x, *(torch.stack(kind) for kind in zip(*lasts, strict=True)))
 
@@ -83,79 +76,43 @@ def over_time(cell: Cell) -> Callable[..., Any]:
 
 
 def _layer(
-    tape: Tape, cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], projected: bool
+    cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], projected: bool
 ) -> tuple[Tensor, State]:
     """One direction of one layer over (positions, examples, width)."""
     w_in, w_hidden, *rest = weights
     b_in, b_hidden = (rest[0], rest[1]) if len(rest) >= 2 else (None, None)
-    with tape:
-        inputs = functional.linear(x.contiguous(), w_in, b_in)
-    where = tape.where(inputs)
-    trained_state = any(tape.parameter(part) is not None for part in state)
-    alike = {part.dtype for part in (inputs, w_hidden, *state)} == {inputs.dtype}
-    if isinstance(where, Where) and where.axis == 1 and alike and not projected and not trained_state:
-        return _unrolled(tape, cell, inputs, where, state, w_hidden, b_hidden)
     outputs = []
-    with tape:
-        for step in inputs.unbind(0):
-            state = cell(step, functional.linear(state[0], w_hidden, b_hidden), state)
-            if projected:
-                state = (functional.linear(state[0], weights[-1]), *state[1:])
-            outputs.append(state[0])
-        return torch.stack(outputs), state
-
-
-def _unrolled(
-    tape: Tape, cell: Cell, inputs: Tensor, where: Where, state: State, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, State]:
-    """All steps by plain autograd; the recurrent map's output gradients are those of zeros added to its outputs."""
-    args = tape.plain(weight), tape.plain(bias)
-    params: dict[int | str, ParameterView] = {}
-    for place, tensor in ((1, weight), (2, bias)):
-        param = None if tensor is None else tape.parameter(tensor)
-        if param is not None:
-            params[place] = param
-    use = Use(functional.linear, (), {}, params, where, tape.examples)
-    zeros = torch.zeros_like(inputs)
-    zeros = tape.listen(zeros, use, RULES[functional.linear]) if params else zeros
-    before, outputs = [], []
-    for step, zero in zip(inputs.unbind(0), zeros.unbind(0), strict=True):
-        before.append(state[0].detach())
-        state = cell(step, functional.linear(state[0], *args) + zero, state)
+    for step in functional.linear(x, w_in, b_in).unbind(0):
+        state = cell(step, functional.linear(state[0], w_hidden, b_hidden), state)
+        if projected:
+            state = (functional.linear(state[0], weights[-1]), *state[1:])
         outputs.append(state[0])
-    use.args = (torch.stack(before), *args)
-    made = torch.stack(outputs)
-    tape.tag(made, where)
-    for part in state:
-        tape.tag(part, Where(0, where.inner))
-    return made, state
+    return torch.stack(outputs), state
 
 
-FORWARDS[torch.lstm] = over_time(_lstm)
-FORWARDS[torch.gru] = over_time(_gru)
-FORWARDS[torch.rnn_tanh] = over_time(_tanh)
-FORWARDS[torch.rnn_relu] = over_time(_relu)
+COMPOSED[torch.lstm] = over_time(_lstm)
+COMPOSED[torch.gru] = over_time(_gru)
+COMPOSED[torch.rnn_tanh] = over_time(_tanh)
+COMPOSED[torch.rnn_relu] = over_time(_relu)
 
 
 def single(cell: Cell) -> Callable[..., Any]:
     """What stands for torch.lstm_cell, torch.gru_cell and the like."""
 
     def run(
-        tape: Tape, x: Tensor, states: Any, w_in: Tensor, w_hidden: Tensor, b_in: Any = None, b_hidden: Any = None
-    ) -> Any:
+        recording: Recording, x: Tensor, states: Any, w_in: Tensor, w_hidden: Tensor, b_in: Any = None,
+        b_hidden: Any = None,
+    ) -> Any:  # fmt: skip
         several = isinstance(states, list | tuple)
         state = tuple(states) if several else (states,)
-        for part in state:
-            if tape.where(part) is None and tape.parameter(part) is None:
-                tape.tag(part, FRONT)
-        with tape:
+        with recording:
             result = cell(functional.linear(x, w_in, b_in), functional.linear(state[0], w_hidden, b_hidden), state)
         return result if several else result[0]
 
     return run
 
 
-FORWARDS[torch.lstm_cell] = single(_lstm)
-FORWARDS[torch.gru_cell] = single(_gru)
-FORWARDS[torch.rnn_tanh_cell] = single(_tanh)
-FORWARDS[torch.rnn_relu_cell] = single(_relu)
+COMPOSED[torch.lstm_cell] = single(_lstm)
+COMPOSED[torch.gru_cell] = single(_gru)
+COMPOSED[torch.rnn_tanh_cell] = single(_tanh)
+COMPOSED[torch.rnn_relu_cell] = single(_relu)

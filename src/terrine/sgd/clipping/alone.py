@@ -1,0 +1,173 @@
+"""Every example alone: the forward pass of a microbatch in which no example can see another.
+
+`torch.vmap` runs the model once for all examples, but as a program on a lot of one: batch statistics, differences
+between examples, an index into the lot have nothing to act on but the example itself, in this lot and in any other.
+What vmap cannot run is run one example after the other, by plain autograd:
+
+    vmap        functions that vmap knows, numbers read into Python by groups that agree
+    lifted      the same for models that write into tensors they make
+    shielded    the same for models with gradient checkpointing
+    one by one  anything
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from terrine.errors import InvalidArgument, TerrineError
+from terrine.sgd import generators
+from terrine.sgd.clipping.recording import Divided, Recording
+
+log = logging.getLogger("terrine.sgd")
+
+Outputs = tuple[list[Any], Any]
+"""The leaves of what a function returned, tensors with the examples first, and how they are nested."""
+
+
+@dataclass
+class Way:
+    """How the examples of one model are run."""
+
+    lifted: bool = False
+    shielded: bool = False
+    one_by_one: bool = False
+    steps: int = 0  # that `clipped_sum` took
+    bytes: dict[Any, float] = field(default_factory=dict)  # of one example's activations, by the shapes of its inputs
+
+    def give_way(self, model: nn.Module, failure: Exception) -> None:
+        """Choose the next way after a failure.
+
+        Raises: the failure, where it is one of ours or there is no other way.
+        """
+        if isinstance(failure, TerrineError | Divided) or self.one_by_one:
+            raise failure
+        if _CHECKPOINTED in str(failure) and not self.shielded:
+            self.shielded = True
+        elif not self.lifted:
+            self.lifted = True
+        else:
+            self.one_by_one = True
+            reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+            log.warning("%s: one example at a time, exact but slow (%s)", type(model).__name__, reason)
+
+
+def way_of(model: nn.Module) -> Way:
+    """How this model is run, as far as is known."""
+    return _WAYS.setdefault(model, Way())
+
+
+_WAYS: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
+CHECKED_EVERY = 100  # steps: how often two examples are tried together
+_CHECKPOINTED = "terrine: saved tensors are recomputed"
+
+
+def together(function: Callable[..., Any], rows: Sequence[Tensor], recording: Recording) -> Outputs:
+    """`function` of every example's rows, under vmap.
+
+    Raises:
+        Divided: examples gave different answers to Python; those that agree can be run together.
+    """
+    kept: list[Outputs] = []
+
+    def one(marker: Tensor, *row: Tensor) -> tuple[Tensor, ...]:
+        recording.begin(marker, row)
+        with recording:
+            leaves, nesting = pytree.tree_flatten(function(*row))
+        kept.append((leaves, nesting))
+        return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+    marker = torch.zeros(recording.examples, device=rows[0].device)
+    if recording.shielded:
+        found = torch.vmap(one, randomness="different")(marker, *rows)
+    else:
+        with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED):
+            found = torch.vmap(one, randomness="different")(marker, *rows)
+    (leaves, nesting), tensors = kept[0], iter(found)
+    return [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in leaves], nesting
+
+
+def groups(answers: Sequence[Any]) -> list[Tensor]:
+    """The indices of examples that gave the same answer, group by group."""
+    found: dict[str, list[int]] = {}
+    for index, answer in enumerate(answers):
+        found.setdefault(repr(answer), []).append(index)
+    return [torch.tensor(group) for group in found.values()]
+
+
+def each_alone(function: Callable[..., Tensor], rows: Sequence[Tensor]) -> Tensor:
+    """`function` of every example's rows as lots of one, examples first; one after the other where vmap cannot."""
+    before = generators.states(rows[0].device)
+    try:
+        return torch.vmap(lambda *row: function(*(one.unsqueeze(0) for one in row)), randomness="different")(*rows)
+    except Exception:  # whatever vmap cannot do
+        generators.restore(before, rows[0].device)
+        return torch.stack([function(*(row[index : index + 1] for row in rows)) for index in range(len(rows[0]))])
+
+
+def check_company(
+    whole: Callable[[list[Tensor]], Any], alone: Callable[..., Any], rows: Sequence[Tensor]
+) -> None:
+    """The seat belt: tries two random examples together and alone, with all that is random held still.
+
+    Nothing depends on it but what its user thinks a model does: examples are apart all the same.
+
+    Raises: InvalidArgument where `whole` of both is not `alone` of each.
+    """
+    if len(rows[0]) < 2:
+        return
+    pair = torch.tensor(random.SystemRandom().sample(range(len(rows[0])), 2), device=rows[0].device)
+    given = [row[pair] for row in rows]
+    before = generators.states(rows[0].device)
+    try:
+        both = _still(lambda: whole(given), given)
+        each = [_still(lambda row=row: alone(*row), row) for row in zip(*given, strict=True)]  # type: ignore[misc]
+        drawn = not all(map(torch.equal, before, generators.states(rows[0].device)))
+    except TerrineError:
+        raise
+    except Exception:  # a model that cannot take two examples has none to mix
+        return
+    finally:
+        generators.restore(before, rows[0].device)
+    for together, *apart in () if drawn else zip(both, *each, strict=False):
+        if not _is_joined(together, *apart):
+            raise InvalidArgument(
+                f"the model has outputs of shape {tuple(together.shape)} for two examples and {tuple(apart[0].shape)} for "
+                "one, or gives an example another one in the company of others: it mixes examples (batch statistics, a sum "
+                "over the lot); want a model that treats every example by itself, examples as its outputs' first dimension"
+            )
+
+
+def _still(function: Callable[[], Any], given: Any) -> list[Tensor]:
+    """The floating-point tensors that a function returns, with all that is random held still."""
+    watch = Recording({}, 1, still=True)
+    watch.begin(None, given)
+    with torch.no_grad(), watch:
+        found = pytree.tree_leaves(function())
+    return [leaf for leaf in found if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _is_joined(both: Tensor, one: Tensor, other: Tensor) -> bool:
+    """Whether an output for two examples is that of each, side by side; or the sum or mean of their losses."""
+    if one.dim() == both.dim() == 0:
+        return _close(both, one + other) or _close(both, (one + other) / 2)
+    if one.dim() == both.dim() - 1:
+        return both.shape[1:] == one.shape and _close(both, torch.stack([one, other]))
+    pairs = (torch.cat([one, other], axis) for axis in range(one.dim()) if one.shape == other.shape)
+    return any(pair.shape == both.shape and _close(both, pair) for pair in pairs)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    finite = torch.isfinite(one) & torch.isfinite(other)
+    one, other = torch.where(finite, one, 0.0), torch.where(finite, other, 0.0)
+    half = one.dtype in (torch.float16, torch.bfloat16)
+    reach = float(one.abs().max()) if one.numel() else 0.0
+    return bool(torch.allclose(one, other, 0.0, (0.05 if half else 1e-3) * max(reach, 1e-30)))

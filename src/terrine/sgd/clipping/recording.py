@@ -1,0 +1,483 @@
+"""The recording of one microbatch: keeps what per-example gradients are made of while its examples run, each alone.
+
+Every example is a lot of one under `torch.vmap`; the recording sees the torch calls of that one program, on tensors
+whose examples vmap hides. What happens to a call with a trained parameter among its arguments:
+
+    only parameters and public tensors    a derived parameter view, computed once for all examples
+    a function with a rule                see `use.py`: ghost norms, no gradient per example
+    anything else                         every example is given the parameter as a copy of its own (expanded, not
+                                          copied in memory), whose gradient is the example's by construction
+
+Reading a number into Python (`if`, `item()`) is a question that every example answers for itself; where the answers
+differ, `Divided` has the examples that agree run together. A tensor of another lot, kept in an attribute or a global
+variable, is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from terrine.errors import InvalidArgument
+from terrine.sgd.clipping.contribution import Contribution, Dense, kept_bytes
+from terrine.sgd.clipping.ghost import wide
+from terrine.sgd.clipping.parameter_view import ParameterView, is_view, merged, settle, shares_memory
+from terrine.sgd.clipping.use import COMPOSED, RULES, AllExamples, Found, Rule, Unfollowed, Use, listen
+from terrine.sgd.precision import exact
+
+log = logging.getLogger("terrine.sgd")
+
+
+class Divided(Exception):
+    """Examples gave different answers where Python asked for one."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        super().__init__(f"{len(set(map(repr, answers)))} answers")
+        self.answers = answers
+
+
+class Recording(TorchFunctionMode):
+    """What one microbatch of `examples` examples did with the parameters.
+
+    `lifted`: tensors that the model makes belong to each example, so that they can be written to in place.
+    `shielded`: gradient checkpointing is passed over; a microbatch keeps its activations.
+    `still`: nothing is random; for comparisons.
+    """
+
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        examples: int,
+        *,
+        lifted: bool = False,
+        shielded: bool = False,
+        still: bool = False,
+    ) -> None:
+        super().__init__()
+        self.parameters, self.examples = parameters, examples
+        self.lifted, self.shielded, self.still = lifted, shielded, still
+        self.bytes = 0  # of activations and their gradients, about
+        self.rows = 0  # of per-example gradients that are kept
+        self.waiting = 0  # uses whose output gradients have not been heard
+        self.through: Callable[[], None] = _nothing  # called once all have
+        self.allowed: Callable[[], None] = _nothing  # called before a gradient is taken in; refuses it by raising
+        self._roots = {name: ParameterView(p.detach(), p, name) for name, p in parameters.items()}
+        self._views: dict[int, ParameterView] = {id(root.graph): root for root in self._roots.values()}
+        self._made: list[ParameterView] = []
+        self._copies: dict[int, Tensor] = {}  # by view: the examples' own copies
+        self._squares: dict[str, Tensor] = {}
+        self._key = object()
+        self._marker: Tensor | None = None
+
+    def begin(self, marker: Tensor | None, row: Iterable[Any]) -> None:
+        """A forward pass begins with these tensors of one example, whose number under vmap `marker` is."""
+        self._marker = marker
+        self._copies.clear()
+        for tensor in tensors(row):
+            self._tag(tensor)
+
+    def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
+        """What every parameter's uses contribute, and its squared norms, by name; forgets both."""
+        settle(self._made, self.examples)
+        contributions: dict[str, Contribution] = {}
+        squares: dict[str, Tensor] = {}
+        for name, root in self._roots.items():
+            if root.contributions or any(view.contributions for view in root.views):
+                contributions[name] = part = merged(root)
+                known = self._squares.get(name) if root.simple else None
+                squares[name] = part.squares() if known is None else known
+        for view in (*self._roots.values(), *self._made):
+            view.contributions, view.views = [], []  # whoever adds them up may let go of them one by one
+        self._copies.clear()
+        return contributions, squares
+
+    # -- every call ------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__
+        if name == "__get__":
+            name = getattr(func.__self__, "__name__", "")
+            if name not in _TURNS:
+                return func(*args)
+        elif name in _METADATA:
+            return func(*args, **kwargs)
+        given = tensors(args)
+        if kwargs:
+            given += tensors(kwargs.values())
+        if self.shielded:
+            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+                return self._called(func, name, args, kwargs, given)
+        return self._called(func, name, args, kwargs, given)
+
+    def _called(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
+        own = self._own(given)
+        if own and name in _READS:
+            return self._answer(func, args, kwargs)
+        if self.still and name in _DROPS:
+            return args[0] if args else kwargs["input"]
+        if torch.is_grad_enabled():
+            views = self._views
+            for tensor in given:
+                if id(tensor) in views:
+                    return self._used(func, name, args, kwargs)
+        if own and self._marker is None and _writes(name):
+            self._refuse_write(args[0])
+        result = self._computed(func, args, kwargs)
+        if self.still and name.removesuffix("_") in _DRAWS:
+            result = result.zero_()
+        if not own and name in _FACTORIES:
+            if self._marker is None:
+                result.__dict__[_MADE] = self._key
+            elif name in _DRAWS:
+                own = True
+            elif self.lifted:
+                result, own = self._lift(result), True
+        return self._kept(result) if own else result
+
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        instead = INSTEAD.get(func)
+        return func(*args, **kwargs) if instead is None else instead(self, func, args, kwargs)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is but one example, without vmap."""
+        return self._marker is None
+
+    def _own(self, given: list[Tensor]) -> bool:
+        """Whether one of the tensors comes from the examples under way.
+
+        Raises: InvalidArgument where one comes from others.
+        """
+        found = False
+        for tensor in given:
+            key = getattr(tensor, _TAG, None)
+            if key is not None:
+                if key is not self._key:
+                    raise InvalidArgument(
+                        "the model uses a tensor of an earlier lot or another example, kept in an attribute or a "
+                        "variable, so examples would meet over time; want a forward pass that keeps nothing"
+                    )
+                found = True
+        return found
+
+    def _tag(self, tensor: Tensor) -> None:
+        tensor.__dict__[_TAG] = self._key
+
+    def _kept(self, result: Any) -> Any:
+        if isinstance(result, Tensor):
+            self._tag(result)
+        elif isinstance(result, tuple | list | dict):
+            for one in tensors(result.values() if isinstance(result, dict) else result):
+                self._tag(one)
+        return result
+
+    def _refuse_write(self, target: Any) -> None:
+        """Without vmap, which cannot write an example into a tensor of all, nothing else may either."""
+        if isinstance(target, Tensor) and self._key not in (getattr(target, _TAG, None), getattr(target, _MADE, None)):
+            raise InvalidArgument(
+                "the model writes an example into a tensor that outlives it, such as a buffer, which no noise protects; "
+                "want a forward pass that leaves its buffers alone"
+            )
+
+    # -- leaving vmap ----------------------------------------------------------------------------------
+
+    def all_examples(self, compute: Callable[[int, list[Tensor], list[bool]], Tensor], *given: Tensor) -> Tensor:
+        """What `compute` makes of the tensors of all examples, examples first, as a tensor of each."""
+        out: Tensor = AllExamples.apply(compute, self._marker, *given)  # type: ignore[no-untyped-call]
+        return out
+
+    def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The answer to a question that Python asks, which all examples have to share."""
+        if self._marker is None:
+            return func(*args, **kwargs)
+        answers: list[Any] = []
+
+        def ask(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
+            for index in range(n):
+                rows = iter([one[index] if own else one for one, own in zip(physical, batched, strict=True)])
+                alone = [next(rows) if isinstance(value, Tensor) else value for value in args]
+                answers.append(func(*alone, **kwargs))
+            return physical[0].new_zeros(n)
+
+        self.all_examples(ask, *[value.detach() for value in args if isinstance(value, Tensor)])
+        first = answers[0]
+        if any(repr(answer) != repr(first) for answer in answers[1:]):
+            raise Divided(answers)
+        return first
+
+    def _lift(self, made: Tensor) -> Tensor:
+        def own(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
+            return physical[0] if batched[0] else physical[0].expand(n, *physical[0].shape).clone()
+
+        return self.all_examples(own, made)
+
+    # -- a call with a parameter -----------------------------------------------------------------------
+
+    def _used(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if not self._own([one for one in (*tensors(args), *tensors(kwargs.values())) if id(one) not in self._views]):
+            return self._derive(func, name, args, kwargs)
+        if func in COMPOSED:
+            return self._kept(COMPOSED[func](self, *args, **kwargs))
+        rule = RULES.get(func)
+        if rule is not None:
+            params, batched = self._places(args, kwargs)
+            use = Use(func, args, kwargs, params, self.examples)
+            if rule.fits(use, batched) and (name not in _PRODUCTS or _is_matrix(params)):
+                return self._kept(self._ruled(rule, use))
+        args, kwargs = tuple(map(self._copied, args)), {key: self._copied(value) for key, value in kwargs.items()}
+        return self._kept(self._computed(func, args, kwargs))
+
+    def _places(self, args: Any, kwargs: Any) -> tuple[dict[int | str, ParameterView], set[int | str]]:
+        """Which arguments are parameters, and which are of the examples."""
+        params: dict[int | str, ParameterView] = {}
+        batched: set[int | str] = set()
+        for place, value in (*enumerate(args), *kwargs.items()):
+            view = self._views.get(id(value))
+            if view is not None:
+                params[place] = view
+            elif self._own(tensors((value,))):
+                batched.add(place)
+        return params, batched
+
+    def _ruled(self, rule: Rule, use: Use) -> Tensor:
+        """The output of a function that has a rule; its gradient will become contributions."""
+        places = [place for place, value in (*enumerate(use.args), *use.kwargs.items()) if isinstance(value, Tensor)]
+        args, kwargs = use.args, use.kwargs
+        given = [use.params[place].value if place in use.params else _at(args, kwargs, place) for place in places]
+
+        def compute(_: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
+            if any(own and place in use.params for own, place in zip(batched, places, strict=True)):
+                raise Unfollowed(f"{use.function.__name__}: a parameter that was made from an example")
+            found = dict(zip(places, physical, strict=True))
+            use.args = tuple(found.get(place, value) for place, value in enumerate(args))
+            use.kwargs = {key: found.get(key, value) for key, value in kwargs.items()}
+            out = self._recorded(rule.forward(use), use, rule)
+            return out.unflatten(0, (use.examples, -1)) if use.folded else out
+
+        return self.all_examples(compute, *given)
+
+    def _recorded(self, out: Tensor, use: Use, rule: Rule) -> Tensor:
+        """`out`, listened to; `use` is forgotten once it was heard."""
+        for view in set(use.params.values()):
+            view.uses += 1
+        self.bytes += 3 * out.numel() * out.element_size()
+        versions = [(one, one._version) for one in (*use.args, *use.kwargs.values()) if isinstance(one, Tensor)]
+        self.waiting += 1
+        return listen(out, partial(self._hear, use, rule, versions))
+
+    def _hear(self, use: Use, rule: Rule, versions: list[tuple[Tensor, int]], gradient: Tensor) -> None:
+        if use.heard:
+            raise InvalidArgument("a second backward pass through one forward pass; want all losses in one backward")
+        use.heard = True
+        self.allowed()
+        for tensor, version in versions:
+            if tensor._version != version:
+                raise Unfollowed("an input of a layer was changed in place after its use; use the out-of-place form")
+        versions.clear()
+        with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False), exact():
+            self._add(rule.contributions(use, gradient))
+        use.args, use.kwargs = (), {}
+        self._count()
+
+    def _count(self) -> None:
+        self.waiting -= 1
+        if not self.waiting:
+            self.through()
+
+    def _add(self, found: Found) -> None:
+        for view, contribution in found:
+            view.contributions.append(contribution)
+            if view.simple:
+                self._squares[view.name] = contribution.squares()
+            self.rows += kept_bytes(contribution)
+
+    # -- every example's own copy ----------------------------------------------------------------------
+
+    def _copied(self, value: Any) -> Any:
+        """`value` with parameters as the example's own copies."""
+        if isinstance(value, Tensor):
+            view = self._views.get(id(value))
+            return value if view is None else self._copy(view)
+        return type(value)([self._copied(one) for one in value]) if type(value) in (list, tuple) else value
+
+    def _copy(self, view: ParameterView) -> Tensor:
+        found = self._copies.get(id(view))
+        if found is None:
+
+            def compute(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
+                rows = physical[0] if batched[0] else physical[0].expand(n, *view.value.shape)
+                view.uses += 1
+                self.waiting += 1
+                return listen(rows, hear)
+
+            def hear(gradient: Tensor) -> None:
+                self.allowed()
+                self._add([(view, Dense(wide(gradient.detach())))])
+                self._count()
+
+            found = self._copies[id(view)] = self._kept(self.all_examples(compute, view.value))
+        return found
+
+    # -- something made from parameters alone ----------------------------------------------------------
+
+    def _derive(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        found: list[ParameterView] = []
+
+        def graph(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                view = self._views.get(id(value))
+                if view is not None:
+                    found.append(view)
+                    return view.graph
+                return value
+            return type(value)(graph(item) for item in value) if type(value) in (list, tuple) else value
+
+        out = func(*(graph(a) for a in args), **{k: graph(a) for k, a in kwargs.items()})
+        parents = tuple(dict.fromkeys(found))
+        if name == "embedding" and isinstance(out, Tensor) and len(parents) == 1 and kwargs.get("padding_idx") is None:
+            view = self._derived(out, parents)
+            view.tokens = args[0]
+            return view.value
+        if isinstance(out, Tensor):
+            return self._derived(out, parents).value if out.requires_grad else out
+        if isinstance(out, tuple | list) and all(isinstance(item, Tensor) and item.requires_grad for item in out):
+            return type(out)(self._derived(item, parents).value for item in out)
+        return out
+
+    def _derived(self, out: Tensor, parents: tuple[ParameterView, ...]) -> ParameterView:
+        base = parents[0]
+        root = base.parents[0] if is_view(base) else base
+        view = ParameterView(out.detach(), out, parents=parents)
+        if len(parents) == 1 and root.name and shares_memory(out, root.value):
+            view.parents = (root,)
+            root.views.append(view)
+        self._made.append(view)
+        self._views[id(view.value)] = view
+        for parent in view.parents:
+            parent.uses += 2  # what is derived is settled at the end, with its cross terms
+        return view
+
+
+# -- functions that are computed in another way ----------------------------------------------------------
+
+
+def _attention(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """Scaled dot-product attention of all examples at once: vmap has no rule for it on every device."""
+    places = [place for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, Tensor)]
+    given = [_at(args, kwargs, place) for place in places]
+    heads = [one for place, one in zip(places, given, strict=True) if place not in (3, "attn_mask")]
+    if recording.is_alone or any(one.dim() != 4 for one in heads):
+        return func(*args, **kwargs)
+    lots = max(len(one) for one in heads)  # that every example has of its own, mostly one
+
+    def compute(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
+        full = {}
+        for place, one, own in zip(places, physical, batched, strict=True):
+            one = one if own else one.unsqueeze(0)
+            one = one.reshape(len(one), *[1] * (5 - one.dim()), *one.shape[1:])
+            full[place] = one.expand(n, lots, *one.shape[2:]).flatten(0, 1)
+        out: Tensor = func(
+            *[full.get(place, value) for place, value in enumerate(args)],
+            **{name: full.get(name, value) for name, value in kwargs.items()},
+        )
+        return out.unflatten(0, (n, lots))
+
+    return recording.all_examples(compute, *given)
+
+
+def _weighted(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """A mean by class weights divides by the weights of the labels, which undoes them for one; here by their number."""
+    given = signature(func).bind(*args, **kwargs)
+    given.apply_defaults()
+    own = given.arguments
+    if own["weight"] is None or own["reduction"] != "mean":
+        return func(*args, **kwargs)
+    say_once("class weights: a mean is divided by the number of labels, not by the weights of the lot's labels")
+    labels = own["target"].numel() // (own["input"].shape[1] if own["target"].is_floating_point() else 1)
+    return func(**{**own, "reduction": "sum"}) / max(labels, 1)
+
+
+def _refuse_statistics(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    if kwargs.get("training") or (len(args) > 5 and args[5]):
+        raise InvalidArgument("batch normalisation mixes examples; sgd.fix(model) makes it group normalisation")
+    return func(*args, **kwargs)
+
+
+@lru_cache(maxsize=8)
+def signature(func: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function in Python."""
+    return inspect.signature(func)
+
+
+INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
+    functional.scaled_dot_product_attention: _attention,
+    functional.batch_norm: _refuse_statistics,
+    functional.cross_entropy: _weighted,
+    functional.nll_loss: _weighted,
+}
+
+
+def say_once(what: str) -> None:
+    """Log a warning once in this process."""
+    if what not in _said:
+        _said.add(what)
+        log.warning("%s", what)
+
+
+_said: set[str] = set()
+
+
+def tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Every tensor among the values, and in lists and dicts among them."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found += tensors(value)
+        elif isinstance(value, dict):
+            found += tensors(value.values())
+    return found
+
+
+def _at(args: Sequence[Any], kwargs: dict[str, Any], place: int | str) -> Any:
+    return args[place] if isinstance(place, int) else kwargs[place]
+
+
+def _is_matrix(params: dict[int | str, ParameterView]) -> bool:
+    return all(view.value.dim() == 2 for place, view in params.items() if place != 0) and len(params) <= 2
+
+
+def _writes(name: str) -> bool:
+    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _nothing() -> None:
+    pass
+
+
+_TAG, _MADE = "_terrine_examples", "_terrine_made"
+_TURNS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # attributes that are functions of the tensor
+_METADATA = frozenset({"dim", "size", "__len__", "stride", "numel", "is_contiguous", "is_floating_point", "ndimension"})
+_PRODUCTS = frozenset({"matmul", "__matmul__", "mm", "addmm"})
+_READS = frozenset(
+    ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "__contains__", "equal")
+    + ("allclose", "is_nonzero")
+)
+_DRAWS = frozenset({"rand", "randn", "randint", "randperm", "normal", "bernoulli", "rand_like", "randn_like", "randint_like"})
+_DROPS = frozenset({"dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"})
+_FACTORIES = _DRAWS | {"zeros", "ones", "full", "empty", "tensor"} | {"zeros_like", "ones_like", "full_like", "empty_like"}
+_FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty", "clone"}

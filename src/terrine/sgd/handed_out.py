@@ -1,0 +1,318 @@
+"""The lot that a loop has been given: its forward passes, its loss, and the clipped sum they come to.
+
+A forward pass takes the lot in microbatches that do not meet before their outputs are joined; autograd goes back through
+one after the other, and what a microbatch recorded is clipped, added up and forgotten as soon as it has heard all its
+gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from terrine.errors import InvalidArgument
+from terrine.sgd import generators
+from terrine.sgd.clipping.alone import CHECKED_EVERY, Way, check_company, groups, together, way_of
+from terrine.sgd.clipping.chunks import FIRST, bytes_of, recorded
+from terrine.sgd.clipping.one_by_one import Recomputed, recomputed
+from terrine.sgd.clipping.recording import Divided, Recording
+from terrine.sgd.clipping.result import Clipped
+from terrine.sgd.clipping.summing import Sums
+from terrine.sgd.isolation import LotTensor, Mixed, Rows, Total, handed, plain
+from terrine.sgd.lots import Piece
+from terrine.sgd.step import Step
+
+
+
+class HandedOut:
+    """A piece of a lot of `size` examples, from the moment it is handed out to its step."""
+
+    def __init__(self, step: Step, piece: Piece) -> None:
+        self.size, self.loss = piece.size, None  # type: int, Callable[[], Tensor] | None
+        self.outputs: set[Any] = set()  # the autograd nodes of the model's outputs
+        self.measured: tuple[float, float] | None = None  # bytes of one example's activations, and gradients kept
+        self._step = step
+        self._undo: float | None = None  # of the loss that went backward
+        self._calls = 0
+        self._parts: list[tuple[Tensor, Recording | Recomputed]] = []  # microbatches: which examples, what they did
+        self._norms: dict[int, Tensor] = {}  # of microbatches that were clipped, by their place
+        self._sums = Sums(step.parameters)
+
+    # -- the model -------------------------------------------------------------------------------------
+
+    def forward(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The outputs of the model, whose own forward method is `original`, for every example alone."""
+        call = _Call(original, *pytree.tree_flatten((args, kwargs)), self.size)
+        records = torch.is_grad_enabled()
+        if records:
+            self._calls += 1
+            if self._norms:
+                raise InvalidArgument(
+                    "the model is called again after the lot's backward pass: each example may count once; want one "
+                    "backward pass for all losses of an example"
+                )
+        outputs = self._passed(call) if records else [self._run(call, slice(None), {})[0]]
+        leaves, nesting = call.joined(outputs, self._order() if records else None)
+        if self._step.taken % CHECKED_EVERY == 0 and self._calls <= 1:
+            call.check_company()
+        made = [self._given(leaf, call) for leaf in leaves]
+        return pytree.tree_unflatten(made, nesting)
+
+    def _passed(self, call: _Call) -> list[Any]:
+        """The outputs of every microbatch; a first forward pass decides what they are."""
+        if self._parts:
+            return [self._again(call, which, made) for which, made in self._parts]
+        outputs = []
+        for which in self._cut(call):
+            for part, found, made in self._divided(call, which):
+                place = len(self._parts)
+                made.through = lambda place=place: self._through(place)  # type: ignore[misc]
+                made.allowed = self._check_allowed
+                self._parts.append((part, made))
+                outputs.append(found)
+        return outputs
+
+    def _divided(self, call: _Call, which: Tensor) -> list[tuple[Tensor, Any, Any]]:
+        try:
+            return [(which, *self._run(call, which, self._step.parameters))]
+        except Divided as divided:
+            parts = [which[group] for group in groups(divided.answers)]
+            return [one for part in parts for one in self._divided(call, part)]
+
+    def _run(self, call: _Call, which: Any, parameters: Any) -> tuple[Any, Any]:
+        """One microbatch: its outputs, and what recorded them."""
+        way, rows = way_of(self._step.model), call.rows(which)
+        before = generators.states(rows[0].device)
+        while not way.one_by_one:
+            made = Recording(parameters, len(rows[0]), lifted=way.lifted, shielded=way.shielded)
+            try:
+                return together(call.alone, rows, made), made
+            except Divided:
+                if not parameters:
+                    way = Way(one_by_one=True)
+                    break
+                raise
+            except Exception as failure:  # whatever it is: what is wrong with the model itself, one by one will say
+                way.give_way(self._step.model, failure)
+                generators.restore(before, rows[0].device)
+        return recomputed(call.alone, rows, parameters)
+
+    def _again(self, call: _Call, which: Tensor, made: Recording | Recomputed) -> Any:
+        """A further forward pass of a microbatch, on the same recording."""
+        if isinstance(made, Recomputed):
+            found, _ = recomputed(call.alone, call.rows(which), self._step.parameters, made)
+            return found
+        try:
+            return together(call.alone, call.rows(which), made)
+        except Divided as divided:
+            raise InvalidArgument(
+                "a second forward pass on one lot asks its examples a question that they answer differently; want one "
+                "forward pass for all views, or sgd.Trainer"
+            ) from divided
+
+    def _cut(self, call: _Call) -> list[Tensor]:
+        """The examples of each microbatch."""
+        every = torch.arange(self.size)
+        way = way_of(self._step.model)
+        if way.one_by_one:
+            return list(every.split(1))
+        known = call.key not in way.bytes and self.size > FIRST
+        if known:
+            with generators.replayed(call.device):
+                way.bytes[call.key] = self._tried(call)
+        each = way.bytes.get(call.key, 0.0)
+        if way.one_by_one:
+            return list(every.split(1))
+        return list(every.split(recorded(each, self.size, bytes_of(self._step.parameters)))) if each else [every]
+
+    def _tried(self, call: _Call) -> float:
+        """Bytes of one example's activations, from a few examples that count for nothing."""
+        try:
+            _, made = self._run(call, torch.arange(FIRST), self._step.parameters)
+        except Divided:
+            return 0.0
+        return made.bytes / FIRST
+
+    def _order(self) -> Tensor | None:
+        """What puts the microbatches' examples back in order; None where they are."""
+        every = torch.cat([which for which, _ in self._parts])
+        return None if torch.equal(every, torch.arange(self.size)) else every.argsort()
+
+    def _given(self, leaf: Any, call: _Call) -> Any:
+        """One output as a tensor of the lot; a number for each example is the model's own loss."""
+        if not isinstance(leaf, Tensor):
+            return leaf
+        self.outputs.add(leaf.grad_fn)
+        if call.is_loss(leaf):
+            return handed(leaf.mean(), self, Total(float(self.size), is_mean=True))
+        return handed(*call.placed(leaf, self))
+
+    # -- the loss --------------------------------------------------------------------------------------
+
+    def allow(self, total: Total) -> None:
+        """A backward pass from this total is about to begin.
+
+        Raises: InvalidArgument where another one was of another kind.
+        """
+        if self._undo not in (None, total.undo):
+            raise InvalidArgument("two backward passes of one lot, from a mean and from a sum; want one kind of loss")
+        self._undo = total.undo
+
+    def _check_allowed(self) -> None:
+        if self._undo is None:
+            raise InvalidArgument(
+                "the loss could not be followed from the model's output to loss.backward(): it left torch, or went "
+                "through a torch.autograd.Function or torch.func; want make_private(..., criterion=criterion)"
+            )
+
+    def _through(self, place: int) -> None:
+        """A microbatch has heard all its gradients; where nothing follows, it makes room for the next."""
+        if self._calls == 1 and self._undo is not None:
+            self._clip(place)
+
+    def _clip(self, place: int) -> None:
+        if place in self._norms:
+            return
+        which, made = self._parts[place]
+        self.measured = made.bytes / len(which), made.rows / len(which)
+        with torch.no_grad():
+            contributions, squares = made.finish()
+            rule = self._step.rule
+            none = torch.zeros(len(which))
+            scale = 1.0 if self._undo is None else self._undo
+            self._norms[place] = self._sums.add(contributions, squares, rule, scale) if squares else none
+
+    def clipped(self) -> Clipped:
+        """The clipped sum of the whole piece."""
+        for place in range(len(self._parts)):
+            self._clip(place)
+        norms = [self._norms[place] for place in range(len(self._parts))]
+        return Clipped(self._sums.totals(), torch.cat(norms) if norms else torch.zeros(0))
+
+
+class _Call:
+    """One call of the model with tensors of a lot of `n` examples."""
+
+    def __init__(self, forward: Callable[..., Any], leaves: list[Any], nesting: Any, n: int) -> None:
+        self._forward, self._leaves, self._nesting, self._n = forward, leaves, nesting, n
+        self._places: list[tuple[int, Rows, int]] = []  # of tensors with examples: where they lie, how often the lot
+        self._physical: list[Tensor] = []
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, LotTensor):
+                self._add(place, leaf)
+            elif isinstance(leaf, Tensor) and leaf.requires_grad:
+                raise InvalidArgument("the model is given a tensor that requires a gradient and is not of the lot")
+        _, rows, self._outer = self._places[0]
+        self._axis, self._inner = rows.axis, rows.inner
+        self.key = tuple(tuple(one.shape[1:]) for one in self._physical)
+        self.device = self._physical[0].device
+
+    def _add(self, place: int, leaf: LotTensor) -> None:
+        if leaf.status is None:
+            self._leaves[place] = plain(leaf)
+            return
+        if not isinstance(leaf.status, Rows):
+            what = leaf.status if isinstance(leaf.status, Mixed) else "a total over the examples"
+            raise InvalidArgument(
+                f"the model's input mixes examples, so no clipping bounds one of them: {what}; want what is done to the "
+                "lot before the model to treat every example by itself"
+            )
+        rows, tensor = leaf.status, plain(leaf).detach()
+        outer = tensor.shape[rows.axis] // (self._n * rows.inner)
+        self._places.append((place, rows, outer))
+        if outer == rows.inner == 1:
+            self._physical.append(tensor.movedim(rows.axis, 0))
+        else:
+            split = tensor.unflatten(rows.axis, (outer, self._n, rows.inner)).movedim(rows.axis + 1, 0)
+            self._physical.append(split.flatten(rows.axis + 1, rows.axis + 2))
+
+    def rows(self, which: Any) -> list[Tensor]:
+        """These examples of every tensor, examples first."""
+        if isinstance(which, Tensor) and len(which) == self._n:
+            which = slice(None)
+        elif isinstance(which, Tensor) and int(which[-1]) - int(which[0]) == len(which) - 1:
+            which = slice(int(which[0]), int(which[-1]) + 1)
+        return [one[which] for one in self._physical]
+
+    def alone(self, *row: Tensor) -> Any:
+        """The model on a lot of one; what it returns but tensors and what holds them stays inside."""
+        leaves = list(self._leaves)
+        for (place, rows, outer), one in zip(self._places, row, strict=True):
+            leaves[place] = one.unsqueeze(rows.axis) if outer == rows.inner == 1 else one
+        args, kwargs = pytree.tree_unflatten(leaves, self._nesting)
+        return pytree.tree_map(_withheld, self._forward(*args, **kwargs))
+
+    def joined(self, outputs: list[Any], order: Tensor | None) -> tuple[list[Any], Any]:
+        """The outputs of all microbatches, examples first and in order."""
+        nesting = outputs[0][1]
+        joined = []
+        for leaves in zip(*(leaves for leaves, _ in outputs), strict=True):
+            if not isinstance(leaves[0], Tensor):
+                joined.append(leaves[0])
+                continue
+            whole = torch.cat(leaves) if len(leaves) > 1 else leaves[0]
+            joined.append(whole if order is None else whole.index_select(0, order.to(whole.device)))
+        return joined, nesting
+
+    def is_loss(self, leaf: Tensor) -> bool:
+        """Whether an output, examples first, is one number each: a loss, if two examples together have one as well."""
+        return leaf.dim() == 1 and leaf.is_floating_point() and self._is_total()
+
+    def _is_total(self) -> bool:
+        """Whether the model makes one number of two examples; tried on zeros, which tell nothing of the lot."""
+        zeros = [torch.zeros_like(one[:1]).expand(2, *one.shape[1:]) for one in self._physical]
+        with torch.no_grad(), generators.replayed(self.device):
+            found = self._whole(zeros)
+        return any(leaf.dim() == 0 and leaf.is_floating_point() for leaf in found if isinstance(leaf, Tensor))
+
+    def _whole(self, rows: list[Tensor]) -> list[Any]:
+        """The model on several examples at once, as a plain call has it; examples first."""
+        leaves = list(self._leaves)
+        for (place, where, outer), one in zip(self._places, rows, strict=True):
+            if outer == where.inner == 1:
+                leaves[place] = one.movedim(0, where.axis)
+            else:
+                split = one.unflatten(where.axis + 1, (outer, where.inner)).movedim(0, where.axis + 1)
+                leaves[place] = split.flatten(where.axis, where.axis + 2)
+        args, kwargs = pytree.tree_unflatten(leaves, self._nesting)
+        return pytree.tree_leaves(pytree.tree_map(_withheld, self._forward(*args, **kwargs)))
+
+    def placed(self, leaf: Tensor, lot: HandedOut) -> tuple[Tensor, HandedOut, Rows]:
+        """An output, examples first, with its examples where the model's own outputs have them."""
+        many = self._outer * self._inner
+        axis = self._axis if leaf.dim() > self._axis + 1 and leaf.shape[self._axis + 1] == many else 0
+        if leaf.dim() == 1 or leaf.shape[axis + 1] != many:
+            if many > 1:
+                raise InvalidArgument(f"the model's output has shape {tuple(leaf.shape[1:])} for {many} rows of one example")
+            return leaf, lot, Rows(0)  # one that has no dimension for the examples, where there is one of them
+        if many == 1:
+            return leaf.squeeze(axis + 1).movedim(0, axis), lot, Rows(axis)
+        split = leaf.unflatten(axis + 1, (self._outer, self._inner)).movedim(0, axis + 1)
+        return split.flatten(axis, axis + 2), lot, Rows(axis, self._inner)
+
+    def check_company(self) -> None:
+        """Try two examples together.
+
+        Raises: InvalidArgument where the model gives them other outputs than alone.
+        """
+        check_company(self._whole, self.alone, self._physical)
+
+
+class Withheld:
+    """Something that a model returned and that is no tensor, such as a cache: it stays inside the forward pass."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise InvalidArgument(f"{self._kind} of the model's output: not available in a private run; want its tensors")
+
+
+def _withheld(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, Tensor | int | float | str | bool | None) else Withheld(type(leaf).__name__)
