@@ -168,18 +168,21 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("index", [0, 8])
-@pytest.mark.parametrize(("make", "turn"), LOOPS.values(), ids=LOOPS)
-def test_it_is_refused_or_one_example_moves_the_sum_by_the_bound(make, turn, index):
+@pytest.mark.parametrize("name", LOOPS)
+def test_it_is_refused_or_one_example_moves_the_sum_by_the_bound(name, index):
+    if "dropout" in name and index == 0:
+        pytest.skip("without the first example, all others have other draws from the same seed")
     with contextlib.suppress(TerrineError):
-        assert moves(make, turn, *data(), index) <= C * 1.0001
+        assert moves(*LOOPS[name], *data(), index) <= C * 1.0001
 
 
-MUST_REFUSE = [name for name in LOOPS if name not in ("weights of classes", "a label that is ignored")]
+APART = ("weights of classes", "a label that is ignored", "a flag set later", "dropout, then centred")
+MUST_REFUSE = [name for name in LOOPS if name not in APART]
 
 
 @pytest.mark.parametrize("name", MUST_REFUSE)
 def test_what_mixes_is_refused_by_name_and_place(name):
-    with pytest.raises(TerrineError, match=r"mixes examples|autograd\.Function|hook"):
+    with pytest.raises(TerrineError, match=r"mixes examples|autograd\.Function|hook|two lots|not of the lot"):
         gradients(*LOOPS[name], *data())
 
 
@@ -198,13 +201,21 @@ def test_clipped_sum_never_divides_by_labels(criterion):
     assert float(moved) <= (C * 1.0001) ** 2
 
 
-def test_clipped_sum_looks_at_every_lot():
+@pytest.mark.parametrize("first", [False, True])
+def test_a_model_that_centres_is_refused_or_sees_one_example(first):
+    """In the first lot it is noticed; later every example is centred by itself."""
     x, y = data()
     model = Late()
+    model.on = first
+    if first:
+        with pytest.raises(TerrineError, match="mixes examples"):
+            clipped_sum(model, functional.cross_entropy, x, y, clip=C)
+        return
     clipped_sum(model, functional.cross_entropy, x, y, clip=C)
     model.on = True
-    with pytest.raises(TerrineError, match="mixes examples"):
-        clipped_sum(model, functional.cross_entropy, x, y, clip=C)
+    with_it, without = (clipped_sum(model, functional.cross_entropy, x[:n], y[:n], clip=C) for n in (9, 8))
+    moved = sum((with_it.sums[name] - without.sums[name]).square().sum() for name in with_it.sums)
+    assert float(moved) <= (C * 1.0001) ** 2
 
 
 class Vector(nn.Module):

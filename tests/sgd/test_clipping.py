@@ -8,13 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracle import assert_same, loop
+from oracle import assert_same, loop, recorded
 from torch import nn
 from torch.nn import functional
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping import Automatic, Clipped, Flat, PerLayer, Recorder, clipped_sum, reduction_scale, rule
-from terrine.sgd.clipping.registry import forget
+from terrine.sgd.clipping import Automatic, Flat, PerLayer, clipped_sum
 
 
 @pytest.fixture
@@ -151,11 +150,38 @@ def test_a_loss_that_mixes_examples_is_refused(lot):
     def contrastive(out, y):
         return (out @ out.T).square().mean()
 
-    with pytest.raises(InvalidArgument, match="neither"):
-        clipped_sum(model, contrastive, x, y, clip=1.0)
-    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 9.0]).double())  # divides by the weights of the lot
     with pytest.raises(InvalidArgument, match="mixes examples"):
-        clipped_sum(model, weighted, x, torch.arange(9) % 3, clip=1.0)
+        clipped_sum(model, contrastive, x, y, clip=1.0)
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_class_weights_divide_by_the_number_of_labels(lot, looped):
+    model, x, _ = lot
+    weight, y = torch.tensor([1.0, 5.0, 9.0]).double(), torch.arange(9) % 3
+    weighted = nn.CrossEntropyLoss(weight=weight)
+    expected = loop(model, nn.CrossEntropyLoss(weight=weight, reduction="sum"), x, y, 1.0)
+    if looped:
+        assert_same(recorded(model, lambda m, x, y: weighted(m(x), y), x, y, 1.0), expected)
+    else:
+        assert_same(clipped_sum(model, weighted, x, y, clip=1.0), expected)
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_labels_that_are_ignored_leave_each_examples_own_mean(looped):
+    model = nn.Sequential(nn.Embedding(11, 6), nn.Tanh(), nn.Linear(6, 11)).double()
+    x, y = torch.randint(11, (5, 7)), torch.randint(11, (5, 7))
+    y[0, 2:], y[1], y[3, 0] = -100, -100, -100
+
+    def criterion(out, y):
+        return functional.cross_entropy(out.flatten(0, 1), y.flatten())
+
+    expected = loop(model, lambda out, y: criterion(out, y).nan_to_num(), x, y, 0.1)
+    expected[1][1] = 0.0  # nothing is left of its loss
+    if looped:
+        assert_same(recorded(model, lambda m, x, y: criterion(m(x), y), x, y, 0.1), expected)
+    else:
+        found = clipped_sum(model, criterion, x, y, clip=0.1)
+        assert_same(found._replace(norms=found.norms.nan_to_num()), expected)
 
 
 def test_a_model_that_mixes_examples_is_refused(lot):
@@ -208,82 +234,67 @@ def test_sums_are_not_rounded_to_half_precision(kind, dtype):
         assert (total.to(dtype).float() != total).float().mean() > 0.5
 
 
-def test_what_no_rule_follows_is_exact_by_vmap_and_said_once(caplog):
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4))
+class Odd(nn.Module):
+    """What vmap can run (0), what it can once tensors belong to each example (1), and what it cannot (2)."""
 
-        def forward(self, x):
+    def __init__(self, kind):
+        super().__init__()
+        self.weight, self.kind = nn.Parameter(torch.randn(4)), kind
+
+    def forward(self, x):
+        if self.kind == 0:
             return torch.stack([x, self.weight.expand_as(x)], 1).prod(1)
+        if self.kind == 1:
+            out = torch.zeros(len(x), 4, dtype=x.dtype)
+            out[:, :3] += (x * self.weight)[:, :3]
+            return out
+        return torch.stack([row[row.nonzero().flatten()].sum() * self.weight for row in x])
 
-    model, x, y = Odd().double(), torch.randn(6, 4).double(), torch.arange(6).double()
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("looped", [False, True])
+def test_what_no_rule_follows_is_exact_and_the_slow_way_is_said_once(caplog, kind, looped):
+    model, x, y = Odd(kind).double(), torch.randn(6, 4).double(), torch.arange(6).double()
 
     def criterion(out, y):
         return (out.sum(1) - y).square()
 
     with caplog.at_level(logging.WARNING, "terrine.sgd"):
-        assert_same(clipped_sum(model, criterion, x, y, clip=0.5), loop(model, criterion, x, y, 0.5))
-        clipped_sum(model, criterion, x, y, clip=0.5)
-    assert len([r for r in caplog.records if "vmap" in r.message]) == 1
+        for _ in range(2):
+            found = (
+                recorded(model, lambda m, x, y: criterion(m(x), y).mean(), x, y, 0.5, turns=2)
+                if looped
+                else clipped_sum(model, criterion, x, y, clip=0.5)
+            )
+            assert_same(found, loop(model, criterion, x, y, 0.5))
+    assert len([r for r in caplog.records if "slow" in r.message]) == (kind == 2)
 
 
-def test_a_rule_of_ones_own_is_used():
-    class Scale(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(5))
-
-        def forward(self, x):
-            return x * self.weight
-
-    calls = []
-
-    @rule(Scale)
-    def scale(module, inputs, gradient):
-        calls.append(len(gradient))
-        return {"weight": gradient * inputs[0]}
-
-    try:
-        model = nn.Sequential(nn.Linear(5, 5), Scale(), nn.Linear(5, 3)).double()
-        x, y, criterion = torch.randn(6, 5).double(), torch.randint(3, (6,)), nn.CrossEntropyLoss()
-        expected = loop(model, criterion, x, y, 0.5)
-        assert_same(clipped_sum(model, criterion, x, y, clip=0.5, chunk=6), expected)
-        recorder = Recorder(model, clip=0.5)
-        criterion(model(x), y).backward()
-        assert_same(recorder.collect(scale=6), expected)
-        assert calls == [6, 6, 6]  # the trial, and both lots
-    finally:
-        forget(Scale)
-
-
-class TestRecorder:
+class TestLoop:
     def test_an_ordinary_loop_gives_the_clipped_sum_and_no_gradients_of_its_own(self, lot):
         model, x, y = lot
-        recorder = Recorder(model, clip=0.4)
-        for _ in range(3):
-            nn.CrossEntropyLoss()(model(x), y).backward()
-            assert all(p.grad is None for p in model.parameters())
-            assert_same(recorder.collect(scale=9), loop(model, nn.CrossEntropyLoss(), x, y, 0.4))
+        found = recorded(model, lambda m, x, y: nn.CrossEntropyLoss()(m(x), y), x, y, 0.4, turns=3)
+        assert_same(found, loop(model, nn.CrossEntropyLoss(), x, y, 0.4))
 
-    def test_the_bound_may_move_between_steps(self, lot):
+    def test_a_sum_is_no_mean(self, lot):
         model, x, y = lot
-        recorder = Recorder(model, clip=9.0)
-        recorder.clip = Flat(0.1)
-        nn.CrossEntropyLoss(reduction="sum")(model(x), y).backward()
-        assert_same(recorder.collect(), loop(model, nn.CrossEntropyLoss(), x, y, 0.1))
+        found = recorded(model, lambda m, x, y: nn.CrossEntropyLoss(reduction="sum")(m(x), y), x, y, 0.1)
+        assert_same(found, loop(model, nn.CrossEntropyLoss(), x, y, 0.1))
 
-    def test_micro_batches_add_up(self, lot):
+    @pytest.mark.parametrize("number", [9, 64, 2.0])
+    def test_a_sum_over_a_number_is_a_mean_whatever_the_number(self, lot, number):
+        """It may be the lot's size, which must not decide how long one example's gradient is."""
         model, x, y = lot
-        recorder = Recorder(model, clip=0.4)
-        for part in (slice(0, 4), slice(4, 9)):
-            nn.CrossEntropyLoss(reduction="sum")(model(x[part]), y[part]).backward()
-        assert_same(recorder.collect(), loop(model, nn.CrossEntropyLoss(), x, y, 0.4))
+        found = recorded(model, lambda m, x, y: functional.cross_entropy(m(x), y, reduction="sum") / number, x, y, 0.4)
+        assert_same(found, loop(model, nn.CrossEntropyLoss(), x, y, 0.4))
+
+    def test_coefficients_are_part_of_the_loss(self, lot):
+        model, x, y = lot
+        found = recorded(model, lambda m, x, y: 0.25 * functional.cross_entropy(m(x), y), x, y, 0.4)
+        assert_same(found, loop(model, lambda o, y: 0.25 * functional.cross_entropy(o, y), x, y, 0.4))
 
     def test_two_forward_passes_before_one_backward_are_the_same_examples(self, lot):
         model, x, y = lot
-        recorder = Recorder(model, clip=0.4)
-        (functional.cross_entropy(model(x), y) + functional.cross_entropy(model(2 * x), y)).backward()
 
         class Twice(nn.Module):
             def __init__(self, inner):
@@ -296,53 +307,45 @@ class TestRecorder:
         def both(out, y):
             return functional.cross_entropy(out[:, 0], y) + functional.cross_entropy(out[:, 1], y)
 
-        recorded = recorder.collect(scale=9)
-        recorder.close()
+        def twice(m, x, y):
+            return functional.cross_entropy(m(x), y) + functional.cross_entropy(m(2 * x), y)
+
         sums, norms = loop(Twice(model), both, x, y, 0.4)
-        assert_same(recorded, ({name.removeprefix("inner."): s for name, s in sums.items()}, norms))
+        found = recorded(model, twice, x, y, 0.4)
+        assert_same(found, ({name.removeprefix("inner."): one for name, one in sums.items()}, norms))
+
+    def test_two_views_side_by_side_are_one_example(self, lot):
+        model, x, y = lot
+
+        def views(m, x, y):
+            first, second = m(torch.cat([x, 2 * x])).chunk(2)
+            return functional.cross_entropy(first, y) + functional.cross_entropy(second, y)
+
+        def twice(m, x, y):
+            return functional.cross_entropy(m(x), y) + functional.cross_entropy(m(2 * x), y)
+
+        assert_same(recorded(model, views, x, y, 0.4), recorded(model, twice, x, y, 0.4))
 
     def test_evaluation_leaves_no_trace(self, lot):
         model, x, y = lot
-        recorder = Recorder(model, clip=0.4)
-        with torch.no_grad():
-            model(x)
-        model(2 * x)  # never followed by a backward pass
-        nn.CrossEntropyLoss()(model(x), y).backward()
-        assert_same(recorder.collect(scale=9), loop(model, nn.CrossEntropyLoss(), x, y, 0.4))
-        assert recorder.collect().norms.shape == (0,)
 
-    def test_a_gradient_around_the_recorder_is_refused(self, lot):
+        def loss(m, x, y):
+            with torch.no_grad():
+                m(x)
+            m(2 * x)  # never followed by a backward pass
+            return nn.CrossEntropyLoss()(m(x), y)
+
+        assert_same(recorded(model, loss, x, y, 0.4), loop(model, nn.CrossEntropyLoss(), x, y, 0.4))
+
+    def test_a_gradient_around_the_model_is_refused(self, lot):
         model, x, y = lot
-        recorder = Recorder(model, clip=0.4)
-        (nn.CrossEntropyLoss()(model(x), y) + model[0].weight.square().sum()).backward()
-        with pytest.raises(InvalidArgument, match=r"0\.weight"):
-            recorder.collect(scale=9)
+        with pytest.raises(InvalidArgument, match="outside the model's forward pass"):
+            recorded(model, lambda m, x, y: nn.CrossEntropyLoss()(m(x), y) + m[0].weight.square().sum(), x, y, 0.4)
 
     def test_closed_it_is_gone(self, lot):
         model, x, y = lot
-        Recorder(model, clip=0.4).close()
+        recorded(model, lambda m, x, y: nn.CrossEntropyLoss()(m(x), y), x, y, 0.4)
+        assert "forward" not in vars(model)
         nn.CrossEntropyLoss()(model(x), y).backward()
         assert all(p.grad is not None for p in model.parameters())
 
-
-class TestReduction:
-    def run(self, reduction, mix=False):
-        model = nn.Linear(4, 3).double()
-        x, y = torch.randn(2, 4).double(), torch.tensor([0, 2])
-        recorder = Recorder(model, clip=math.inf)
-
-        def clipped(index) -> Clipped:
-            out = model(x[index])
-            loss = nn.CrossEntropyLoss(reduction=reduction)(out - out.mean(0) if mix else out, y[index])
-            loss.backward()
-            return recorder.collect()
-
-        return reduction_scale((clipped([0]), clipped([1])), clipped([0, 1]))
-
-    def test_mean_is_told_from_sum(self):
-        assert self.run("mean") == "mean"
-        assert self.run("sum") == "sum"
-
-    def test_mixing_is_refused(self):
-        with pytest.raises(InvalidArgument):
-            self.run("sum", mix=True)

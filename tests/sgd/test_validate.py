@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from oracle import recorded
+
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping import Recorder, clipped_sum
+from terrine.sgd.clipping import clipped_sum
 from terrine.sgd.validate import fix, validate
 
 
@@ -52,7 +54,7 @@ def test_both_doors_are_guarded():
     with pytest.raises(InvalidArgument, match="1: BatchNorm1d"):
         clipped_sum(model, nn.CrossEntropyLoss(), torch.randn(4, 3), torch.randint(4, (4,)), clip=1.0)
     with pytest.raises(InvalidArgument, match="1: BatchNorm1d"):
-        Recorder(model, clip=1.0)
+        recorded(model, lambda m, x, y: nn.CrossEntropyLoss()(m(x), y), torch.randn(4, 3), torch.randint(4, (4,)), 1.0)
 
 
 def test_functional_batch_statistics_are_refused_when_they_run():

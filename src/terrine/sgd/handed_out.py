@@ -299,7 +299,8 @@ class _Call:
 
         Raises: InvalidArgument where the model gives them other outputs than alone.
         """
-        check_company(self._whole, self.alone, self._physical)
+        if all(outer == rows.inner == 1 for _, rows, outer in self._places):
+            check_company(self._whole, self.alone, self._physical)
 
 
 class Withheld:

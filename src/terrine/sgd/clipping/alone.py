@@ -127,9 +127,12 @@ def check_company(
     pair = torch.tensor(random.SystemRandom().sample(range(len(rows[0])), 2), device=rows[0].device)
     given = [row[pair] for row in rows]
     before = generators.states(rows[0].device)
+    watch = Recording({}, 1, still=True)
     try:
-        both = _still(lambda: whole(given), given)
-        each = [_still(lambda row=row: alone(*row), row) for row in zip(*given, strict=True)]  # type: ignore[misc]
+        both, first, second = (
+            _leaves(watch, function, lot)
+            for function, lot in ((whole, given), *((lambda row: alone(*row), [one[i] for one in given]) for i in (0, 1)))
+        )
         drawn = not all(map(torch.equal, before, generators.states(rows[0].device)))
     except TerrineError:
         raise
@@ -137,8 +140,9 @@ def check_company(
         return
     finally:
         generators.restore(before, rows[0].device)
-    for together, *apart in () if drawn else zip(both, *each, strict=False):
-        if not _is_joined(together, *apart):
+    rounding = max((_reach(one) * 1e3 * torch.finfo(one.dtype).eps for one in (*given, *both) if one.is_floating_point()), default=0.0)
+    for together, *apart in () if drawn else zip(both, first, second, strict=False):
+        if not _is_joined(together, *apart, rounding, watch.ignores):
             raise InvalidArgument(
                 f"the model has outputs of shape {tuple(together.shape)} for two examples and {tuple(apart[0].shape)} for "
                 "one, or gives an example another one in the company of others: it mixes examples (batch statistics, a sum "
@@ -146,28 +150,36 @@ def check_company(
             )
 
 
-def _still(function: Callable[[], Any], given: Any) -> list[Tensor]:
-    """The floating-point tensors that a function returns, with all that is random held still."""
-    watch = Recording({}, 1, still=True)
+def _leaves(watch: Recording, function: Callable[[list[Tensor]], Any], given: list[Tensor]) -> list[Tensor]:
+    """The floating-point tensors that a function of a lot returns."""
     watch.begin(None, given)
     with torch.no_grad(), watch:
-        found = pytree.tree_leaves(function())
+        found = pytree.tree_leaves(function(given))
     return [leaf for leaf in found if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
-def _is_joined(both: Tensor, one: Tensor, other: Tensor) -> bool:
-    """Whether an output for two examples is that of each, side by side; or the sum or mean of their losses."""
+def _is_joined(both: Tensor, one: Tensor, other: Tensor, rounding: float, ignores: bool) -> bool:
+    """Whether an output for two examples is that of each, side by side; or the sum or mean of their losses.
+
+    Where labels are ignored, a mean over all of two examples' labels may weigh one's more than the other's.
+    """
     if one.dim() == both.dim() == 0:
-        return _close(both, one + other) or _close(both, (one + other) / 2)
+        expected = [one + other, (one + other) / 2, *([both.clamp(min(one, other), max(one, other))] if ignores else [])]
+        return any(_close(both, value, rounding) for value in expected)
     if one.dim() == both.dim() - 1:
-        return both.shape[1:] == one.shape and _close(both, torch.stack([one, other]))
+        return both.shape[1:] == one.shape and _close(both, torch.stack([one, other]), rounding)
     pairs = (torch.cat([one, other], axis) for axis in range(one.dim()) if one.shape == other.shape)
-    return any(pair.shape == both.shape and _close(both, pair) for pair in pairs)
+    return any(pair.shape == both.shape and _close(both, pair, rounding) for pair in pairs)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def _close(one: Tensor, other: Tensor, rounding: float) -> bool:
     finite = torch.isfinite(one) & torch.isfinite(other)
     one, other = torch.where(finite, one, 0.0), torch.where(finite, other, 0.0)
     half = one.dtype in (torch.float16, torch.bfloat16)
-    reach = float(one.abs().max()) if one.numel() else 0.0
-    return bool(torch.allclose(one, other, 0.0, (0.05 if half else 1e-3) * max(reach, 1e-30)))
+    reach = _reach(one)
+    return bool(torch.allclose(one, other, 0.0, (0.05 if half else 1e-3) * reach + rounding))
+
+
+def _reach(tensor: Tensor) -> float:
+    """The largest finite number."""
+    return float(torch.where(tensor.isfinite(), tensor, 0.0).abs().max()) if tensor.numel() else 0.0

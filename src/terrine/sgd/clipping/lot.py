@@ -7,6 +7,7 @@ activations to stay near the processor, large enough to keep it busy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,16 +92,7 @@ class _Work:
     def check_company(self) -> None:
         """At the first lot and every hundredth: whether the model treats two examples together as it does alone."""
         if self.way.steps % CHECKED_EVERY == 0:
-            x, _ = pytree.tree_unflatten(self.leaves, self.nesting)
-            leaves, nesting = pytree.tree_flatten(x)
-
-            def outputs(rows: list[Tensor]) -> Any:
-                tensors = iter(rows)
-                given = [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                return call(self.model, pytree.tree_unflatten(given, nesting))
-
-            rows = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
-            check_company(outputs, lambda *row: outputs([one.unsqueeze(0) for one in row]), rows)
+            check_company(self._outputs, lambda *row: self._outputs([one.unsqueeze(0) for one in row]), self.rows(slice(None)))
         self.way.steps += 1
 
     def bags(self, lengths: list[int]) -> Tensor:
@@ -181,13 +173,18 @@ class _Work:
 
     def _loss(self, *row: Tensor) -> Tensor:
         """The loss of a lot of one."""
-        given = iter([*row[: self.whole], *(one.unsqueeze(0) for one in row[self.whole :])])
-        lot = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        x, y = pytree.tree_unflatten(lot, self.nesting)
-        loss = self.criterion(call(self.model, x), y)
+        _, loss = self._outputs([*row[: self.whole], *(one.unsqueeze(0) for one in row[self.whole :])])
         if not isinstance(loss, Tensor):
             raise InvalidArgument(f"criterion: want a tensor, got {type(loss).__name__}")
         return loss.sum()
+
+    def _outputs(self, rows: Sequence[Tensor]) -> tuple[Any, Any]:
+        """The model's outputs for these examples, and the criterion's."""
+        given = iter(rows)
+        lot = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        x, y = pytree.tree_unflatten(lot, self.nesting)
+        output = call(self.model, x)
+        return output, self.criterion(output, y)
 
     @property
     def _device(self) -> torch.device:

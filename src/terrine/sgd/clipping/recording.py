@@ -27,6 +27,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from terrine.errors import InvalidArgument
+from terrine.sgd import generators
 from terrine.sgd.clipping.contribution import Contribution, Dense, kept_bytes
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.parameter_view import ParameterView, is_view, merged, settle, shares_memory
@@ -69,6 +70,7 @@ class Recording(TorchFunctionMode):
         self.waiting = 0  # uses whose output gradients have not been heard
         self.through: Callable[[], None] = _nothing  # called once all have
         self.allowed: Callable[[], None] = _nothing  # called before a gradient is taken in; refuses it by raising
+        self.ignores = False  # whether some labels did not count
         self._roots = {name: ParameterView(p.detach(), p, name) for name, p in parameters.items()}
         self._views: dict[int, ParameterView] = {id(root.graph): root for root in self._roots.values()}
         self._made: list[ParameterView] = []
@@ -131,16 +133,30 @@ class Recording(TorchFunctionMode):
                     return self._used(func, name, args, kwargs)
         if own and self._marker is None and _writes(name):
             self._refuse_write(args[0])
-        result = self._computed(func, args, kwargs)
         if self.still and name.removesuffix("_") in _DRAWS:
-            result = result.zero_()
+            return self._stilled(func, args, kwargs, own)
+        result = self._computed(func, args, kwargs)
         if not own and name in _FACTORIES:
             if self._marker is None:
-                result.__dict__[_MADE] = self._key
+                self._make(result)
             elif name in _DRAWS:
                 own = True
             elif self.lifted:
                 result, own = self._lift(result), True
+        elif not own and given and getattr(given[0], _MADE, None) is self._key:
+            self._make(result)
+        return self._kept(result) if own else result
+
+    def _make(self, result: Any) -> None:
+        """Note that tensors were made for this example, without vmap, and may be written to."""
+        for one in tensors((result,)):
+            one.__dict__[_MADE] = self._key
+
+    def _stilled(self, func: Any, args: Any, kwargs: Any, own: bool) -> Any:
+        """A draw that is always zero, and draws nothing."""
+        device = next((one.device for one in tensors(args)), torch.device("cpu"))
+        with generators.replayed(device):
+            result = func(*args, **kwargs).zero_()
         return self._kept(result) if own else result
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -399,11 +415,18 @@ def _weighted(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     given = signature(func).bind(*args, **kwargs)
     given.apply_defaults()
     own = given.arguments
+    if recording.still and not own["target"].is_floating_point():
+        recording.ignores |= bool((own["target"] == own["ignore_index"]).any())
     if own["weight"] is None or own["reduction"] != "mean":
         return func(*args, **kwargs)
     say_once("class weights: a mean is divided by the number of labels, not by the weights of the lot's labels")
     labels = own["target"].numel() // (own["input"].shape[1] if own["target"].is_floating_point() else 1)
     return func(**{**own, "reduction": "sum"}) / max(labels, 1)
+
+
+def _viewed(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """A view, or a copy where channels lie last in memory and the model does not expect it."""
+    return func(*args, **kwargs) if isinstance(args[1], torch.dtype) or kwargs else Tensor.reshape(*args)
 
 
 def _refuse_statistics(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
@@ -421,6 +444,7 @@ def signature(func: Callable[..., Any]) -> inspect.Signature:
 INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
     functional.scaled_dot_product_attention: _attention,
     functional.batch_norm: _refuse_statistics,
+    Tensor.view: _viewed,
     functional.cross_entropy: _weighted,
     functional.nll_loss: _weighted,
 }
@@ -477,7 +501,10 @@ _READS = frozenset(
     ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "__contains__", "equal")
     + ("allclose", "is_nonzero")
 )
-_DRAWS = frozenset({"rand", "randn", "randint", "randperm", "normal", "bernoulli", "rand_like", "randn_like", "randint_like"})
+_DRAWS = frozenset(
+    {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "rand_like", "randn_like", "randint_like"}
+    | {"uniform", "exponential", "geometric", "cauchy", "log_normal", "random", "poisson", "multinomial"}
+)
 _DROPS = frozenset({"dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"})
 _FACTORIES = _DRAWS | {"zeros", "ones", "full", "empty", "tensor"} | {"zeros_like", "ones_like", "full_like", "empty_like"}
 _FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty", "clone"}

@@ -101,11 +101,11 @@ class AllExamples(torch.autograd.Function):
 
 def listen(out: Tensor, hear: Hear) -> Tensor:
     """`out`, whose gradient `hear` is called with in the backward pass."""
+    if out._is_view():  # changed in place, it would begin a history anew, and nobody would be heard
+        out = _NoView.apply(out)  # type: ignore[no-untyped-call]
     if not out.requires_grad:
         heard: Tensor = _Anchored.apply(out, ANCHOR, hear)  # type: ignore[no-untyped-call]
         return heard
-    if out._is_view():  # changed in place, it would begin a history anew, and nobody would be heard
-        out = _NoView.apply(out)  # type: ignore[no-untyped-call]
     index = out.output_nr
 
     def hook(gradients: tuple[Tensor | None, ...]) -> None:
@@ -135,13 +135,14 @@ class _NoView(torch.autograd.Function):
 
 
 class _Anchored(torch.autograd.Function):
-    """A tensor that requires grad; its gradient is heard, and goes nowhere."""
+    """Makes a tensor require grad without copying it; its gradient is heard, and goes nowhere."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, _anchor: Tensor, hear: Hear) -> Tensor:
+        ctx.mark_dirty(tensor)
         ctx.set_materialize_grads(False)
         ctx.hear = hear
-        return tensor.view_as(tensor)
+        return tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
