@@ -348,4 +348,3 @@ class TestLoop:
         assert "forward" not in vars(model)
         nn.CrossEntropyLoss()(model(x), y).backward()
         assert all(p.grad is not None for p in model.parameters())
-

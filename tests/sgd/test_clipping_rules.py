@@ -365,9 +365,7 @@ def test_the_rule_is_the_loop(name, caplog):
 def test_an_ordinary_loop_is_the_loop(name):
     model, x, y = prepared(CASES[name])
     expected = loop(model, criterion, x, y, CLIP)
-    found = recorded(
-        model, lambda m, x, y: criterion(m(*x) if isinstance(x, tuple) else m(x), y).mean(), x, y, CLIP
-    )
+    found = recorded(model, lambda m, x, y: criterion(m(*x) if isinstance(x, tuple) else m(x), y).mean(), x, y, CLIP)
     assert_same(found, expected)
 
 

@@ -6,9 +6,8 @@ import logging
 
 import pytest
 import torch
-from torch import nn
-
 from oracle import recorded
+from torch import nn
 
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import clipped_sum

@@ -1,13 +1,15 @@
 """The lot that a loop has been given: its forward passes, its loss, and the clipped sum they come to.
 
-A forward pass takes the lot in microbatches that do not meet before their outputs are joined; autograd goes back through
-one after the other, and what a microbatch recorded is clipped, added up and forgotten as soon as it has heard all its
-gradients.
+A forward pass takes the lot in microbatches that do not meet before their outputs are joined; autograd goes back
+through one after the other, and what a microbatch recorded is clipped, added up and forgotten as soon as it has heard
+all its gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,15 +19,13 @@ from torch.utils import _pytree as pytree
 from terrine.errors import InvalidArgument
 from terrine.sgd import generators
 from terrine.sgd.clipping.alone import CHECKED_EVERY, Way, check_company, groups, together, way_of
-from terrine.sgd.clipping.chunks import FIRST, bytes_of, recorded
+from terrine.sgd.clipping.microbatches import FIRST, Cost, cut_loop
 from terrine.sgd.clipping.one_by_one import Recomputed, recomputed
 from terrine.sgd.clipping.recording import Divided, Recording
-from terrine.sgd.clipping.result import Clipped
-from terrine.sgd.clipping.summing import Sums
+from terrine.sgd.clipping.summing import Clipped, Sums
 from terrine.sgd.isolation import LotTensor, Mixed, Rows, Total, handed, plain
 from terrine.sgd.lots import Piece
 from terrine.sgd.step import Step
-
 
 
 class HandedOut:
@@ -34,7 +34,7 @@ class HandedOut:
     def __init__(self, step: Step, piece: Piece) -> None:
         self.size, self.loss = piece.size, None  # type: int, Callable[[], Tensor] | None
         self.outputs: set[Any] = set()  # the autograd nodes of the model's outputs
-        self.measured: tuple[float, float] | None = None  # bytes of one example's activations, and gradients kept
+        self.measured: Cost | None = None
         self._step = step
         self._undo: float | None = None  # of the loss that went backward
         self._calls = 0
@@ -70,7 +70,7 @@ class HandedOut:
         for which in self._cut(call):
             for part, found, made in self._divided(call, which):
                 place = len(self._parts)
-                made.through = lambda place=place: self._through(place)  # type: ignore[misc]
+                made.through = partial(self._through, place)
                 made.allowed = self._check_allowed
                 self._parts.append((part, made))
                 outputs.append(found)
@@ -115,27 +115,16 @@ class HandedOut:
             ) from divided
 
     def _cut(self, call: _Call) -> list[Tensor]:
-        """The examples of each microbatch."""
-        every = torch.arange(self.size)
-        way = way_of(self._step.model)
-        if way.one_by_one:
-            return list(every.split(1))
-        known = call.key not in way.bytes and self.size > FIRST
-        if known:
-            with generators.replayed(call.device):
-                way.bytes[call.key] = self._tried(call)
-        each = way.bytes.get(call.key, 0.0)
-        if way.one_by_one:
-            return list(every.split(1))
-        return list(every.split(recorded(each, self.size, bytes_of(self._step.parameters)))) if each else [every]
-
-    def _tried(self, call: _Call) -> float:
-        """Bytes of one example's activations, from a few examples that count for nothing."""
-        try:
-            _, made = self._run(call, torch.arange(FIRST), self._step.parameters)
-        except Divided:
-            return 0.0
-        return made.bytes / FIRST
+        """The examples of each microbatch, by what a few examples take that count for nothing."""
+        every, way = torch.arange(self.size), way_of(self._step.model)
+        if self.size <= FIRST:
+            return [every]
+        if call.key not in way.costs and not way.one_by_one:
+            with generators.replayed(call.device), suppress(Divided):
+                _, made = self._run(call, torch.arange(FIRST), self._step.parameters)
+                way.costs[call.key] = made.bytes / FIRST, 0.0
+        sizes = cut_loop(self.size, way.costs.get(call.key, (0.0, 0.0)), self._step.parameters)
+        return list(every.split(1 if way_of(self._step.model).one_by_one else sizes))
 
     def _order(self) -> Tensor | None:
         """What puts the microbatches' examples back in order; None where they are."""
@@ -218,8 +207,8 @@ class _Call:
         if not isinstance(leaf.status, Rows):
             what = leaf.status if isinstance(leaf.status, Mixed) else "a total over the examples"
             raise InvalidArgument(
-                f"the model's input mixes examples, so no clipping bounds one of them: {what}; want what is done to the "
-                "lot before the model to treat every example by itself"
+                f"the model's input mixes examples, so no clipping bounds one of them: {what}; want what is done to "
+                "the lot before the model to treat every example by itself"
             )
         rows, tensor = leaf.status, plain(leaf).detach()
         outer = tensor.shape[rows.axis] // (self._n * rows.inner)
@@ -287,7 +276,9 @@ class _Call:
         axis = self._axis if leaf.dim() > self._axis + 1 and leaf.shape[self._axis + 1] == many else 0
         if leaf.dim() == 1 or leaf.shape[axis + 1] != many:
             if many > 1:
-                raise InvalidArgument(f"the model's output has shape {tuple(leaf.shape[1:])} for {many} rows of one example")
+                raise InvalidArgument(
+                    f"the model's output has shape {tuple(leaf.shape[1:])} for {many} rows of one example"
+                )
             return leaf, lot, Rows(0)  # one that has no dimension for the examples, where there is one of them
         if many == 1:
             return leaf.squeeze(axis + 1).movedim(0, axis), lot, Rows(axis)

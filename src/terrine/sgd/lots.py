@@ -135,8 +135,8 @@ def collated(collate: Collate, examples: list[Any]) -> Any:
         shapes = sorted({tuple(one.shape) for one in several})
         if len(shapes) > 1 or not shapes[0] or shapes[0][0] != 1:
             raise InvalidArgument(
-                f"collate: examples alone have shapes {', '.join(map(str, shapes[:3]))}; want (1, ...), the same for all: "
-                "padded to a public length, as padding to a lot's longest tells every example of another"
+                f"collate: examples alone have shapes {', '.join(map(str, shapes[:3]))}; want (1, ...), the same for "
+                "all: padded to a public length, as padding to a lot's longest tells every example of another"
             )
         leaves.append(torch.cat(several))
     return tree_unflatten(leaves, alone[0][1])

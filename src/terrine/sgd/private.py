@@ -190,6 +190,11 @@ class Lots:
 
     def __iter__(self) -> Iterator[Any]:
         run, plan = self.run, self.run.step.plan
+        if run.finished:
+            raise OutOfOrder(
+                f"lots: all {run.step.limit} steps of the plan were taken in a loop over them; want one loop, whose "
+                "lots are those of all epochs"
+            )
         loop = run.enter()
         ahead: deque[tuple[Piece, bool, bytes | None]] = deque()  # workers read further lots while one is in use
 

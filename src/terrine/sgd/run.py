@@ -108,6 +108,11 @@ class Run:
         if self.checkpoint is not None:
             self.checkpoint.after_step(self)
 
+    @property
+    def finished(self) -> bool:
+        """Whether a loop has come to the end of the lots."""
+        return self._done
+
     def done(self) -> None:
         """There are no more lots."""
         self._leave()
@@ -146,9 +151,9 @@ class Run:
         if is_unwatched():
             return original(*args, **kwargs)
         lot = self._lot
-        if not any(isinstance(leaf, LotTensor) for leaf in tensors((args, kwargs))):
+        if not any(isinstance(leaf, LotTensor) for leaf in tensors((*args, kwargs))):
             return self._aside(original, args, kwargs)
-        if lot is None or any(one.lot is not lot for one in tensors((args, kwargs)) if isinstance(one, LotTensor)):
+        if lot is None or any(one.lot is not lot for one in tensors((*args, kwargs)) if isinstance(one, LotTensor)):
             raise OutOfOrder("the model is given tensors of a lot that is over; want those of the lot that is out")
         outputs = lot.forward(original, args, kwargs)
         if self._criterion is not None and torch.is_grad_enabled():
@@ -164,17 +169,17 @@ class Run:
             return pytree.tree_map(_no_rows, original(*args, **kwargs))
         if self._lot is not None and self.step.model.training:
             raise InvalidArgument(
-                "the model is given no tensor that comes from the lot, while one is out: no example's part in its gradient "
-                "is known (numpy, torch.tensor and lists of texts are not followed); want the lot's own tensors, or "
-                "torch.no_grad() to look at other data"
+                "the model is given no tensor that comes from the lot, while one is out: no example's part in its "
+                "gradient is known (numpy, torch.tensor and lists of texts are not followed); want the lot's own "
+                "tensors, or torch.no_grad() to look at other data"
             )
         model = self.step.model
-        if any(leaf.requires_grad for leaf in tensors((args, kwargs))):  # for the input's own sake
+        if any(leaf.requires_grad for leaf in tensors((*args, kwargs))):  # for the input's own sake
             still = {name: parameter.detach() for name, parameter in self.step.parameters.items()}
             with unwatched():
                 return functional_call(model, still, args, kwargs)
         output = original(*args, **kwargs)
-        for leaf in tensors(output) if self.step.model.training or self._lot is not None else ():
+        for leaf in tensors((output,)) if self.step.model.training or self._lot is not None else ():
             if leaf.requires_grad:
                 leaf.register_hook(_refuse_aside)
         return output
@@ -182,7 +187,7 @@ class Run:
     def _by_criterion(self, outputs: Any) -> Tensor:
         """The sum of the criterion's losses, each of one example alone."""
         criterion, target = self._criterion, self._target
-        assert criterion is not None and self._lot is not None
+        assert criterion is not None
         leaves, nesting = pytree.tree_flatten((outputs, target))
 
         def alone(*row: Tensor) -> Tensor:
@@ -207,8 +212,8 @@ class Run:
         if self.watch and lot.size:
             if self._leaked:
                 raise InvalidArgument(
-                    f"{', '.join(sorted(self._leaked))}: used outside the model's forward pass, where no gradient can be "
-                    "clipped; want every use of a trained parameter inside it (weight decay belongs to the optimizer)"
+                    f"{', '.join(sorted(self._leaked))}: used outside the model's forward pass, where no gradient can "
+                    "be clipped; want every use of a trained parameter inside it (weight decay is the optimizer's)"
                 )
             self.step.add(lot.clipped())
             self._measured = lot.measured

@@ -75,4 +75,3 @@ def augmented(augment: Callable[[Tensor], Tensor], x: Tensor, views: int) -> Ten
     if not len(x):
         return x.unsqueeze(1).expand(0, views, *x.shape[1:])
     return torch.stack([each_alone(lambda one: augment(one).squeeze(0), [x]) for _ in range(views)], dim=1)
-

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from terrine.sgd.clipping.lot import clipped_sum
 from terrine.sgd.clipping.policy import Automatic, ClippingRule, Flat, PerLayer
-from terrine.sgd.clipping.result import Clipped
+from terrine.sgd.clipping.summing import Clipped
 
 __all__ = ["Automatic", "Clipped", "ClippingRule", "Flat", "PerLayer", "clipped_sum"]

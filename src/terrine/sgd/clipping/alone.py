@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument, TerrineError
 from terrine.sgd import generators
+from terrine.sgd.clipping.microbatches import Cost
 from terrine.sgd.clipping.recording import Divided, Recording
 
 log = logging.getLogger("terrine.sgd")
@@ -41,7 +42,7 @@ class Way:
     shielded: bool = False
     one_by_one: bool = False
     steps: int = 0  # that `clipped_sum` took
-    bytes: dict[Any, float] = field(default_factory=dict)  # of one example's activations, by the shapes of its inputs
+    costs: dict[Any, Cost] = field(default_factory=dict)  # of one example, by the shapes of its inputs
 
     def give_way(self, model: nn.Module, failure: Exception) -> None:
         """Choose the next way after a failure.
@@ -113,9 +114,7 @@ def each_alone(function: Callable[..., Tensor], rows: Sequence[Tensor]) -> Tenso
         return torch.stack([function(*(row[index : index + 1] for row in rows)) for index in range(len(rows[0]))])
 
 
-def check_company(
-    whole: Callable[[list[Tensor]], Any], alone: Callable[..., Any], rows: Sequence[Tensor]
-) -> None:
+def check_company(whole: Callable[[list[Tensor]], Any], alone: Callable[..., Any], rows: Sequence[Tensor]) -> None:
     """The seat belt: tries two random examples together and alone, with all that is random held still.
 
     Nothing depends on it but what its user thinks a model does: examples are apart all the same.
@@ -129,10 +128,8 @@ def check_company(
     before = generators.states(rows[0].device)
     watch = Recording({}, 1, still=True)
     try:
-        both, first, second = (
-            _leaves(watch, function, lot)
-            for function, lot in ((whole, given), *((lambda row: alone(*row), [one[i] for one in given]) for i in (0, 1)))
-        )
+        calls = [(whole, given), *((lambda row: alone(*row), [row[i] for row in given]) for i in (0, 1))]
+        found = [_leaves(watch, function, lot) for function, lot in calls]
         drawn = not all(map(torch.equal, before, generators.states(rows[0].device)))
     except TerrineError:
         raise
@@ -140,13 +137,14 @@ def check_company(
         return
     finally:
         generators.restore(before, rows[0].device)
-    rounding = max((_reach(one) * 1e3 * torch.finfo(one.dtype).eps for one in (*given, *both) if one.is_floating_point()), default=0.0)
-    for together, *apart in () if drawn else zip(both, first, second, strict=False):
-        if not _is_joined(together, *apart, rounding, watch.ignores):
+    numbers = [one for one in (*given, *found[0]) if one.is_floating_point()]
+    rounding = max((_reach(one) * 1e3 * torch.finfo(one.dtype).eps for one in numbers), default=0.0)
+    for both, one, other in () if drawn else zip(*found, strict=False):
+        if not _is_joined(both, one, other, rounding, watch.ignores):
             raise InvalidArgument(
-                f"the model has outputs of shape {tuple(together.shape)} for two examples and {tuple(apart[0].shape)} for "
-                "one, or gives an example another one in the company of others: it mixes examples (batch statistics, a sum "
-                "over the lot); want a model that treats every example by itself, examples as its outputs' first dimension"
+                f"two examples have outputs of shape {tuple(both.shape)}, one alone of {tuple(one.shape)}, or other "
+                "numbers than alone: the model or the loss mixes examples (batch statistics, a sum over the lot); want "
+                "every example treated by itself, and examples as the outputs' first dimension"
             )
 
 
@@ -164,7 +162,11 @@ def _is_joined(both: Tensor, one: Tensor, other: Tensor, rounding: float, ignore
     Where labels are ignored, a mean over all of two examples' labels may weigh one's more than the other's.
     """
     if one.dim() == both.dim() == 0:
-        expected = [one + other, (one + other) / 2, *([both.clamp(min(one, other), max(one, other))] if ignores else [])]
+        expected = [
+            one + other,
+            (one + other) / 2,
+            *([both.clamp(min(one, other), max(one, other))] if ignores else []),
+        ]
         return any(_close(both, value, rounding) for value in expected)
     if one.dim() == both.dim() - 1:
         return both.shape[1:] == one.shape and _close(both, torch.stack([one, other]), rounding)

@@ -21,12 +21,11 @@ from terrine.errors import InvalidArgument
 from terrine.sgd import generators
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.alone import CHECKED_EVERY, Way, check_company, groups, together, way_of
-from terrine.sgd.clipping.chunks import FIRST, stops
 from terrine.sgd.clipping.examples import Criterion, Lot, bags, call, check_rows, count, trained, unwatched
+from terrine.sgd.clipping.microbatches import FIRST, Cost, cut
 from terrine.sgd.clipping.policy import ClippingRule, as_rule, refuse_strange
 from terrine.sgd.clipping.recording import Divided, Recording
-from terrine.sgd.clipping.result import Clipped
-from terrine.sgd.clipping.summing import Sums
+from terrine.sgd.clipping.summing import Clipped, Sums
 from terrine.sgd.clipping.use import ANCHOR, Unfollowed
 from terrine.sgd.validate import validate
 
@@ -67,9 +66,9 @@ def clipped_sum(
         return Clipped(sums.totals(), norms)
     work.check_company()
     parts, start = [], 0
-    for stop in stops(model, parameters, x, size, chunk, work.tried, room):
-        parts.append(work.microbatch(work.rows(slice(start, stop))))
-        start = stop
+    for many in work.cut(size, room) if chunk is None else _of(size, chunk):
+        parts.append(work.microbatch(work.rows(slice(start, start + many))))
+        start += many
     return Clipped(sums.totals(), torch.cat(parts) if len(parts) > 1 else parts[0])
 
 
@@ -85,14 +84,15 @@ class _Work:
     way: Way
     leaves: list[Any]
     nesting: Any
-    bytes: float = 0.0  # one example's activations, in the last microbatch
-    kept: float = 0.0  # one example's gradients that were kept
+    cost: Cost = (0.0, 0.0)  # of one example in the last microbatch
     whole: int = 0  # how many of the first tensors are an example's as they are, without a dimension of examples
 
     def check_company(self) -> None:
         """At the first lot and every hundredth: whether the model treats two examples together as it does alone."""
         if self.way.steps % CHECKED_EVERY == 0:
-            check_company(self._outputs, lambda *row: self._outputs([one.unsqueeze(0) for one in row]), self.rows(slice(None)))
+            check_company(
+                self._outputs, lambda *row: self._outputs([one.unsqueeze(0) for one in row]), self.rows(slice(None))
+            )
         self.way.steps += 1
 
     def bags(self, lengths: list[int]) -> Tensor:
@@ -112,12 +112,17 @@ class _Work:
         """These examples of every tensor of the lot."""
         return [leaf.detach()[which] for leaf in self.leaves if isinstance(leaf, Tensor)]
 
-    def tried(self) -> tuple[float, float]:
-        """Bytes of one example's activations and kept gradients, from a few examples that count for nothing."""
-        trial = replace(self, sums=Sums(self.parameters))
-        with generators.replayed(self._device), suppress(Divided):
-            trial.microbatch(self.rows(slice(FIRST)))
-        return trial.bytes, trial.kept
+    def cut(self, size: int, memory: float) -> list[int]:
+        """The sizes of the lot's microbatches, by what a few examples take that count for nothing."""
+        key = tuple(leaf.shape[1:] for leaf in self.leaves if isinstance(leaf, Tensor))
+        if size <= FIRST:
+            return [size]
+        if key not in self.way.costs:
+            trial = replace(self, sums=Sums(self.parameters))
+            with generators.replayed(self._device), suppress(Divided):
+                trial.microbatch(self.rows(slice(FIRST)))
+            self.way.costs[key] = trial.cost
+        return cut(size, self.way.costs[key], self.parameters, memory)
 
     def microbatch(self, rows: list[Tensor]) -> Tensor:
         """Add the clipped gradients of these examples to the sums; their norms."""
@@ -138,14 +143,12 @@ class _Work:
         with torch.enable_grad():
             (losses,), _ = together(self._loss, rows, recording)
             if losses.requires_grad:
-                _, *leaked = torch.autograd.grad(
-                    losses.sum(), [ANCHOR, *self.parameters.values()], allow_unused=True
-                )
+                _, *leaked = torch.autograd.grad(losses.sum(), [ANCHOR, *self.parameters.values()], allow_unused=True)
                 if any(gradient is not None for gradient in leaked):
                     raise Unfollowed("a parameter was used where the recording cannot see it")
         with torch.no_grad():
             contributions, squares = recording.finish()
-            self.bytes, self.kept = recording.bytes / size, recording.rows / size
+            self.cost = recording.bytes / size, recording.rows / size
             if not squares:
                 return torch.zeros(size, device=losses.device)
             return self.sums.add(contributions, squares, self.rule)
@@ -162,7 +165,11 @@ class _Work:
         watch.begin(None, row)
         with watch, torch.enable_grad():
             loss = self._loss(*row)
-            found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True) if loss.requires_grad else ()
+            found = (
+                torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
+                if loss.requires_grad
+                else ()
+            )
         gradients = {
             name: gradient.unsqueeze(0)
             for name, gradient in zip(self.parameters, found, strict=False)
@@ -189,3 +196,7 @@ class _Work:
     @property
     def _device(self) -> torch.device:
         return next(iter(self.parameters.values())).device
+
+
+def _of(size: int, most: int) -> list[int]:
+    return [min(most, size - start) for start in range(0, size, most)]

@@ -37,7 +37,9 @@ class Recomputed:
         for (name, parameter), gradient in zip(self.parameters.items(), gradients, strict=True):
             if gradient is not None:
                 if name not in self._gradients:
-                    self._gradients[name] = wide(torch.zeros_like(parameter)).repeat(self.examples, *[1] * parameter.dim())
+                    self._gradients[name] = wide(torch.zeros_like(parameter)).repeat(
+                        self.examples, *[1] * parameter.dim()
+                    )
                     self._gradients[name] = self._gradients[name].view(self.examples, *parameter.shape)
                 self._gradients[name][index] += gradient
 
@@ -54,7 +56,7 @@ def recomputed(
     """The outputs of `function` for every example's rows, examples first, and what will know their gradients."""
     made = made or Recomputed(parameters, len(rows[0]))
     kept: list[Any] = []
-    found = _OneByOne.apply(ANCHOR if parameters else None, function, rows, made, kept)
+    found: Any = _OneByOne.apply(ANCHOR if parameters else None, function, rows, made, kept)  # type: ignore[no-untyped-call]
     leaves, nesting = kept[0]
     tensors = iter(found)
     return ([next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in leaves], nesting), made

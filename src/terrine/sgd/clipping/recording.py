@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from terrine.errors import InvalidArgument
 from terrine.sgd import generators
 from terrine.sgd.clipping.contribution import Contribution, Dense, kept_bytes
+from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.parameter_view import ParameterView, is_view, merged, settle, shares_memory
 from terrine.sgd.clipping.use import COMPOSED, RULES, AllExamples, Found, Rule, Unfollowed, Use, listen
@@ -200,8 +201,8 @@ class Recording(TorchFunctionMode):
         """Without vmap, which cannot write an example into a tensor of all, nothing else may either."""
         if isinstance(target, Tensor) and self._key not in (getattr(target, _TAG, None), getattr(target, _MADE, None)):
             raise InvalidArgument(
-                "the model writes an example into a tensor that outlives it, such as a buffer, which no noise protects; "
-                "want a forward pass that leaves its buffers alone"
+                "the model writes an example into a tensor that outlives it, such as a buffer, which no noise "
+                "protects; want a forward pass that leaves its buffers alone"
             )
 
     # -- leaving vmap ----------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ class Recording(TorchFunctionMode):
 
     def _ruled(self, rule: Rule, use: Use) -> Tensor:
         """The output of a function that has a rule; its gradient will become contributions."""
-        places = [place for place, value in (*enumerate(use.args), *use.kwargs.items()) if isinstance(value, Tensor)]
+        places = _held(use.args, use.kwargs)
         args, kwargs = use.args, use.kwargs
         given = [use.params[place].value if place in use.params else _at(args, kwargs, place) for place in places]
 
@@ -388,7 +389,7 @@ class Recording(TorchFunctionMode):
 
 def _attention(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Scaled dot-product attention of all examples at once: vmap has no rule for it on every device."""
-    places = [place for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, Tensor)]
+    places = _held(args, kwargs)
     given = [_at(args, kwargs, place) for place in places]
     heads = [one for place, one in zip(places, given, strict=True) if place not in (3, "attn_mask")]
     if recording.is_alone or any(one.dim() != 4 for one in heads):
@@ -404,8 +405,8 @@ def _attention(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         out: Tensor = func(
             *[full.get(place, value) for place, value in enumerate(args)],
             **{name: full.get(name, value) for name, value in kwargs.items()},
-        )
-        return out.unflatten(0, (n, lots))
+        ).unflatten(0, (n, lots))
+        return out
 
     return recording.all_examples(compute, *given)
 
@@ -424,12 +425,12 @@ def _weighted(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     return func(**{**own, "reduction": "sum"}) / max(labels, 1)
 
 
-def _viewed(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+def _viewed(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A view, or a copy where channels lie last in memory and the model does not expect it."""
     return func(*args, **kwargs) if isinstance(args[1], torch.dtype) or kwargs else Tensor.reshape(*args)
 
 
-def _refuse_statistics(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+def _refuse_statistics(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if kwargs.get("training") or (len(args) > 5 and args[5]):
         raise InvalidArgument("batch normalisation mixes examples; sgd.fix(model) makes it group normalisation")
     return func(*args, **kwargs)
@@ -460,17 +461,10 @@ def say_once(what: str) -> None:
 _said: set[str] = set()
 
 
-def tensors(values: Iterable[Any]) -> list[Tensor]:
-    """Every tensor among the values, and in lists and dicts among them."""
-    found = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, tuple | list):
-            found += tensors(value)
-        elif isinstance(value, dict):
-            found += tensors(value.values())
-    return found
+def _held(args: Sequence[Any], kwargs: dict[str, Any]) -> list[int | str]:
+    """Which arguments are tensors."""
+    every: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    return [place for place, value in every if isinstance(value, Tensor)]
 
 
 def _at(args: Sequence[Any], kwargs: dict[str, Any], place: int | str) -> Any:
@@ -497,14 +491,14 @@ _TAG, _MADE = "_terrine_examples", "_terrine_made"
 _TURNS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # attributes that are functions of the tensor
 _METADATA = frozenset({"dim", "size", "__len__", "stride", "numel", "is_contiguous", "is_floating_point", "ndimension"})
 _PRODUCTS = frozenset({"matmul", "__matmul__", "mm", "addmm"})
-_READS = frozenset(
-    ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "__contains__", "equal")
-    + ("allclose", "is_nonzero")
-)
+_READS = frozenset({"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__"})
+_READS |= {"__contains__", "equal", "allclose", "is_nonzero"}
 _DRAWS = frozenset(
     {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "rand_like", "randn_like", "randint_like"}
     | {"uniform", "exponential", "geometric", "cauchy", "log_normal", "random", "poisson", "multinomial"}
 )
 _DROPS = frozenset({"dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"})
-_FACTORIES = _DRAWS | {"zeros", "ones", "full", "empty", "tensor"} | {"zeros_like", "ones_like", "full_like", "empty_like"}
+_FACTORIES = (
+    _DRAWS | {"zeros", "ones", "full", "empty", "tensor"} | {"zeros_like", "ones_like", "full_like", "empty_like"}
+)
 _FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty", "clone"}

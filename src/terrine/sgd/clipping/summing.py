@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,17 @@ from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.policy import Automatic, ClippingRule, Flat
 from terrine.sgd.precision import exact
+
+
+class Clipped(NamedTuple):
+    """The sum of clipped gradients by parameter name, and each example's norm before clipping.
+
+    Guarantee: adding or removing one example moves `sums`, as one long vector, by at most the rule's bound.
+    The norms are private: nothing bounds what they say about an example.
+    """
+
+    sums: dict[str, Tensor]
+    norms: Tensor
 
 
 class Sums:

@@ -85,7 +85,7 @@ class AllExamples(torch.autograd.Function):
     """Leaves vmap: `compute(n, tensors, batched)` is given the tensors of all examples, examples first."""
 
     @staticmethod
-    def forward(compute: Any, _marker: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(_compute: Any, _marker: Tensor, *_tensors: Tensor) -> Tensor:
         raise AssertionError("called outside vmap")
 
     @staticmethod

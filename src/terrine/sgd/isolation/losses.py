@@ -1,9 +1,13 @@
-"""Losses: per-example ones, their sums and their means; a mean never depends on what labels others have.
+"""Losses: per-example ones, their sums and means, and what may be done with those on the way to `backward`.
 
 torch divides the mean of a cross-entropy by the weights of the whole lot's labels, leaving out those that are
 ignored: one label moves every example's share. Here every example's loss is the mean over its own labels that are not
 ignored (times class weights, which divide nothing), and the lot's is the mean over its examples. Without weights, and
 where all examples have equally many labels, these are torch's numbers.
+
+A linear combination of totals of one kind, with public coefficients, is a total. A sum that is divided by a number is
+read as the mean over the examples, whatever the number: it may be the lot's size, which must not decide how long one
+example's gradient is.
 """
 
 from __future__ import annotations
@@ -14,9 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terrine.sgd.clipping.recording import say_once, signature, tensors
-from terrine.sgd.isolation.call import Call, Mixes, broadcast, check_alike, rule
-from terrine.sgd.isolation.status import Rows, Status, Total, is_plain
+from terrine.sgd.clipping.examples import tensors
+from terrine.sgd.clipping.recording import say_once, signature
+from terrine.sgd.isolation.call import (
+    Call,
+    Mixes,
+    Rows,
+    Status,
+    Total,
+    broadcast,
+    check_alike,
+    is_plain,
+    names,
+    rule,
+)
+
 
 def _bound(call: Call) -> dict[str, Any]:
     try:
@@ -79,10 +95,14 @@ def cross_entropy(call: Call) -> tuple[Tensor, Status]:
         return each.sum(), Total(1.0, is_mean=False)
     mean = Total(float(call.n), is_mean=True)
     if given["weight"] is not None:
-        say_once("class weights: a mean is divided by the number of labels, not by the weights of the whole lot's labels")
+        say_once(
+            "class weights: a mean is divided by the number of labels, not by the weights of the whole lot's labels"
+        )
     if target.is_floating_point() or (is_plain(each, rows, call.n) and each.dim() == 1):
         return each.mean(), mean
-    say_once("several labels an example: a mean is over each example's own labels that are not ignored, then over examples")
+    say_once(
+        "several labels an example: a mean is over each example's own labels that are not ignored, then over examples"
+    )
     counted = (target.detach() != given["ignore_index"]).to(each.dtype)
     own = _by_example(each, rows, call.n) / _by_example(counted, rows, call.n).clamp(min=1.0)
     return own.mean(), mean
@@ -122,3 +142,54 @@ COMPUTED: dict[str, Callable[[Call], tuple[Tensor, Status]]] = {
 }
 """Operations that are computed in another way than torch's."""
 
+
+# -- totals --------------------------------------------------------------------------------------------------
+
+_KEEPS = names(
+    """
+    to float half bfloat16 double cpu cuda clone detach contiguous view reshape flatten ravel squeeze unsqueeze
+    sum mean __getitem__ expand neg __neg__ negative positive requires_grad data stack cat concat type type_as t T
+    select unbind alias nansum
+    """
+)
+_ADDS = frozenset({"add", "sub", "rsub", "subtract", "__add__", "__radd__", "__sub__", "__rsub__"})
+_MULTIPLIES = frozenset({"mul", "multiply", "__mul__", "__rmul__"})
+_DIVIDES = frozenset({"div", "divide", "true_divide", "__truediv__", "__div__"})
+
+
+def linear(call: Call) -> Total:
+    """The status of a call on totals.
+
+    Raises: Mixes where it is not linear, or where examples meet a total.
+    """
+    given = [call.known.get(id(one)) for one in call.operands]
+    found = [status for status in given if isinstance(status, Total)]
+    if any(isinstance(status, Rows) for status in given):
+        raise Mixes("a total over the examples meets each of them")
+    if call.name in _KEEPS or call.name in _ADDS:
+        return _same(found)
+    if len(found) == 1 and call.name in _MULTIPLIES:
+        return found[0]
+    if len(found) == 1 and call.name in _DIVIDES and isinstance(call.known.get(id(call.args[0])), Total):
+        total = found[0]
+        return total if total.is_mean else Total(_number(call), is_mean=True)
+    raise Mixes("a total over the examples, of which only multiples and sums are losses")
+
+
+def _same(found: list[Total]) -> Total:
+    first = found[0]
+    if any(abs(one.undo - first.undo) > 1e-9 * first.undo for one in found):
+        raise Mixes("a sum over the examples beside a mean; want both of one kind")
+    return first
+
+
+def _number(call: Call) -> float:
+    """What a sum is divided by: one public number."""
+    value: Any = call.argument(1, "other")
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise Mixes("a sum over the examples divided by several numbers")
+        value = value.item()
+    if not isinstance(value, int | float) or not value > 0:
+        raise Mixes(f"a sum over the examples divided by {value}")
+    return float(value)

@@ -2,8 +2,8 @@
 
 The model itself runs every example alone (`clipping/alone.py`). What an ordinary loop does outside it, before the
 model and on the way to the loss, is followed call by call: by descent from the lot, never by a length that happens to
-fit. Operations of the table pass it on; any other is computed under `torch.vmap` over the examples, and counts as mixing
-where that is not what it gives for the lot. What is read into Python, or copied into a plain tensor by numpy or
+fit. Operations of the table pass it on; any other is computed under `torch.vmap` over the examples, and counts as
+mixing where that is not what it gives for the lot. What is read into Python, or copied into a plain tensor by numpy or
 `torch.tensor`, is not followed.
 """
 
@@ -20,11 +20,10 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping.recording import tensors
-from terrine.sgd.isolation import elementwise, indexing, structure, totals  # noqa: F401  fill the table
-from terrine.sgd.isolation.call import TABLE, Call, Mixes
-from terrine.sgd.isolation.losses import COMPUTED
-from terrine.sgd.isolation.status import Mixed, Rows, Status, Total, holds, is_plain
+from terrine.sgd.clipping.examples import tensors
+from terrine.sgd.isolation import operations  # noqa: F401  fills the table
+from terrine.sgd.isolation.call import TABLE, Call, Mixed, Mixes, Rows, Status, Total, holds, is_plain, names
+from terrine.sgd.isolation.losses import COMPUTED, linear
 
 log = logging.getLogger("terrine.sgd")
 
@@ -59,9 +58,11 @@ class LotTensor(Tensor):
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         return _followed(func, name, args, kwargs)
 
-    def as_subclass(self, cls: Any) -> Any:  # type: ignore[override]
+    def as_subclass(self, _cls: Any) -> Any:
         """Refused: what is not followed could let examples meet."""
-        raise InvalidArgument("as_subclass: a tensor of a private lot stays one; want operations that keep examples apart")
+        raise InvalidArgument(
+            "as_subclass: a tensor of a private lot stays one; want operations that keep examples apart"
+        )
 
     def __deepcopy__(self, _memo: Any) -> LotTensor:
         return handed(plain(self).detach().clone(), self.lot, self.status)
@@ -106,7 +107,7 @@ def _followed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     if options.get("out") is not None:
         raise InvalidArgument(f"{name}(out=) at {place()}: want a result of its own; the lot's are followed")
     if base := _written_to(name):
-        return _write(call, base, args[0], lot)
+        return _write(call, base, args[0])
     result, status = _computed(call)
     several = status if isinstance(status, list) else None
     place_of = iter(several) if several is not None else None
@@ -117,7 +118,7 @@ def _followed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         found = next(place_of) if place_of is not None else status
         if isinstance(found, Rows) and not holds(leaf.shape, found, lot.size):
             found = _mixed(call, "a result that does not hold the examples")
-        return handed(leaf, lot, found)  # type: ignore[arg-type]
+        return handed(leaf, lot, found)
 
     return pytree.tree_map(tag, result)
 
@@ -132,7 +133,7 @@ def _computed(call: Call) -> tuple[Any, Any]:
     summed = any(isinstance(status, Total) for status in call.known.values())
     try:
         if summed:
-            return call.func(*call.args, **call.kwargs), totals.linear(call)
+            return call.func(*call.args, **call.kwargs), linear(call)
         if call.name in COMPUTED:
             return COMPUTED[call.name](call)
     except Mixes as why:
@@ -189,7 +190,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return bool(torch.allclose(one, other, 1e-3, 1e-5 * max(1.0, float(other.abs().max()) if other.numel() else 1.0)))
 
 
-def _write(call: Call, base: str, target: Any, lot: Out) -> Any:
+def _write(call: Call, base: str, target: Any) -> Any:
     """A call that writes to its first argument, which must hold the same of the examples afterwards."""
     if not isinstance(target, LotTensor):
         raise InvalidArgument(
@@ -202,7 +203,7 @@ def _write(call: Call, base: str, target: Any, lot: Out) -> Any:
     found: Any = mixed
     if mixed is None and summed:
         try:
-            found = totals.linear(whole)
+            found = linear(whole)
         except Mixes as why:
             found = _mixed(call, str(why))
     elif mixed is None:
@@ -225,8 +226,8 @@ def _backward(func: Any, losses: list[LotTensor], lot: Out, args: tuple[Any, ...
             raise InvalidArgument(f"the loss mixes examples, so no clipping bounds one of them: {what}; {_WANTED}")
         if own := _own_function(plain(loss).grad_fn, lot.outputs):
             raise InvalidArgument(
-                f"{own}: a torch.autograd.Function between the model and the loss, whose backward pass may mix examples; "
-                "want it inside the model, or make_private(..., criterion=criterion)"
+                f"{own}: a torch.autograd.Function between the model and the loss, whose backward pass may mix "
+                "examples; want it inside the model, or make_private(..., criterion=criterion)"
             )
     further = [value for value in (*args[1:2], kwargs.get("gradient"), kwargs.get("inputs")) if value is not None]
     if further or kwargs.get("create_graph") or (len(args) > 3 and args[3]):
@@ -283,23 +284,24 @@ def _written_to(name: str) -> str:
 _WANTED = "want a sum or mean over the examples of what each gives alone"
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 _VALUES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})  # attributes that hold numbers
-_METADATA = frozenset(
+_METADATA = names(
     """
-    dim ndimension size __len__ stride numel nelement element_size is_contiguous is_floating_point is_complex is_signed
-    get_device storage_offset data_ptr untyped_storage __hash__ __repr__ __format__ _is_view is_set_to has_names
-    is_same_size is_conj is_neg result_type can_cast promote_types is_shared is_pinned requires_grad_ is_inference
-    """.split()
-)
-_READS = frozenset(
+    dim ndimension size __len__ stride numel nelement element_size is_contiguous is_floating_point is_complex
+    is_signed get_device storage_offset data_ptr untyped_storage __hash__ __repr__ __format__ _is_view is_set_to
+    has_names is_same_size is_conj is_neg result_type can_cast promote_types is_shared is_pinned requires_grad_
+    is_inference
     """
-    item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __array__ __contains__ equal allclose is_nonzero
-    __dlpack__ __dlpack_device__
-    """.split()
 )
-_AUGMENTED = frozenset(
+_READS = names(
+    """
+    item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __array__ __contains__ equal allclose
+    is_nonzero __dlpack__ __dlpack_device__
+    """
+)
+_AUGMENTED = names(
     """
     __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ipow__ __iand__ __ior__ __ixor__ __ifloordiv__ __imod__
-    """.split()
+    """
 )
 _REFUSED = {
     "register_hook": "a hook may mix the gradients of examples; want none on what comes from a lot",

@@ -54,9 +54,7 @@ def direct(use: Use, gradient: Tensor) -> Found:
     return _found(use, image, gradient, gradient, geometry, weight, bias)
 
 
-@rule_for(
-    functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d, forward=_images
-)
+@rule_for(functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d, forward=_images)
 def transposed(use: Use, gradient: Tensor) -> Found:
     """A transposed convolution: its output gradient is the image, its input lies at the patches."""
     weight, bias = use.parameter(1, "weight"), use.parameter(2, "bias")

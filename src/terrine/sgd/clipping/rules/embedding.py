@@ -57,9 +57,7 @@ def _bags(use: Use) -> Tensor:
     return call(use)
 
 
-@rule_for(
-    functional.embedding_bag, data=(0, "input", 2, "offsets", 8, "per_sample_weights"), forward=_bags
-)
+@rule_for(functional.embedding_bag, data=(0, "input", 2, "offsets", 8, "per_sample_weights"), forward=_bags)
 def embedding_bag(use: Use, gradient: Tensor) -> Found:
     """`functional.embedding_bag`, modes sum and mean, bags as rows of a matrix or as runs between offsets."""
     tokens, starts = use.args[0].long(), use.args[2].long()
@@ -117,4 +115,3 @@ class Bags:
     def drop(self, examples: Tensor) -> Bags:
         share = self.share.masked_fill(examples[self.bags], 0.0)
         return Bags(self.tokens, self.bags, share, without(self.gradients, examples), self.shape)
-

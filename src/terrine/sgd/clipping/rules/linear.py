@@ -27,7 +27,8 @@ def matmul(use: Use, gradient: Tensor) -> Found:
 
 def _added(use: Use) -> Tensor:
     bias, inputs, weight = use.args
-    return torch.matmul(inputs, weight) + bias
+    found: Tensor = torch.matmul(inputs, weight) + bias
+    return found
 
 
 @rule_for(torch.addmm, data=(1, "mat1"), forward=_added)

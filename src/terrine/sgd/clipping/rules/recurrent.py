@@ -75,9 +75,7 @@ def over_time(cell: Cell) -> Callable[..., Any]:
     return run
 
 
-def _layer(
-    cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], projected: bool
-) -> tuple[Tensor, State]:
+def _layer(cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], projected: bool) -> tuple[Tensor, State]:
     """One direction of one layer over (positions, examples, width)."""
     w_in, w_hidden, *rest = weights
     b_in, b_hidden = (rest[0], rest[1]) if len(rest) >= 2 else (None, None)

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from terrine.sgd import noise
-from terrine.sgd.chacha import ChaCha20, _quarter_rounds, keystream_blocks
+from terrine.sgd.keystream import ChaCha20, _quarter_rounds, keystream_blocks
 from terrine.sgd.noise import Key, Purpose
 
 CPU = torch.device("cpu")

@@ -1,0 +1,119 @@
+"""Builds the pretend device of `pretend.cpp` and registers it as `torch.device("pretend")`, once per process.
+
+The compiled library is kept in the cache folder of the user, under a name made of the source and of torch's version, and
+a lock is held while it is built: test workers that start together compile it once. Where there is no C++ compiler,
+`reason_against()` says so.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+
+NAME = "pretend"
+SOURCE = Path(__file__).with_name("pretend.cpp")
+
+
+@cache
+def reason_against() -> str | None:
+    """Why there is no pretend device here, or None where it is registered and ready."""
+    if sys.platform == "win32":
+        return "the pretend device is not built on Windows"
+    compiler = os.environ.get("CXX", "c++").split()[0]
+    if shutil.which(compiler) is None or shutil.which("ninja") is None:
+        return "the pretend device needs a C++ compiler and ninja"
+    if torch._C._get_privateuse1_backend_name() != "privateuseone":
+        return "another device is registered in this process"
+    _build()
+    torch.utils.rename_privateuse1_backend(NAME)
+    torch._register_device_module(NAME, _module())
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    return None
+
+
+def _build() -> None:
+    """Compiles the library, or finds it compiled, and loads it."""
+    import fcntl
+
+    from torch.utils import cpp_extension
+
+    about = f"{torch.__version__} {torch.version.git_version} {sys.version} {sys.platform}"
+    version = hashlib.sha256(SOURCE.read_bytes() + about.encode()).hexdigest()[:16]
+    folder = _cache() / version
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "held", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)  # torch's own lock, left by a build that was killed
+        cpp_extension.load(
+            f"terrine_{NAME}",
+            [str(SOURCE)],
+            extra_cflags=["-O0"],
+            build_directory=str(folder),
+            is_python_module=False,
+        )
+
+
+def _cache() -> Path:
+    """A folder that outlives the process, or else a temporary one."""
+    given = os.environ.get("TORCH_EXTENSIONS_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    found = Path(given) / f"terrine_{NAME}"
+    try:
+        found.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp())
+    return found if os.access(found, os.W_OK) else Path(tempfile.mkdtemp())
+
+
+def _module() -> types.ModuleType:
+    """What torch looks for under `torch.pretend`."""
+    ops = torch.ops.terrine_pretend
+
+    def set_rng_state(state: torch.Tensor, device: object = NAME) -> None:
+        ops.set_rng_state(state.cpu())
+
+    made = types.ModuleType(f"torch.{NAME}")
+    made.is_available = made.is_initialized = lambda: True
+    made.device_count = lambda: 1
+    made.current_device = lambda: 0
+    made.set_device = made.synchronize = lambda device=None: None
+    made.get_rng_state = lambda device=NAME: ops.rng_state()
+    made.set_rng_state = set_rng_state
+    made.manual_seed = made.manual_seed_all = lambda seed: ops.seed(int(seed))
+    made.initial_seed = ops.initial_seed
+    made._is_in_bad_fork = lambda: False
+    made._lazy_init = lambda: None
+    made.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    made.refuse_float64 = refuse_float64
+    return made
+
+
+def refuse_float64(refuse: bool) -> bool:
+    """From now on, whatever would make a float64 tensor on the device raises TypeError; returns what held before."""
+    return torch.ops.terrine_pretend.refuse_float64(refuse)
+
+
+@contextmanager
+def without_float64() -> Iterator[None]:
+    """The device has no float64 inside, as Apple's mps has none."""
+    before = refuse_float64(True)
+    try:
+        yield
+    finally:
+        refuse_float64(before)
+
+
+def own_thread() -> None:
+    """Backward passes run in a thread of the device's own, as on cuda. Call it before the first one of the process.
+
+    Without it they run in the calling thread, and only under `torch.autograd.set_multithreading_enabled(False)`: a
+    process in which a backward pass has run already gets no more threads, and one that has them must not fork.
+    """
+    torch.ops.terrine_pretend.own_thread(True)
