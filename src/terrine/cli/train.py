@@ -40,6 +40,7 @@ def train(
     epochs: Annotated[float | None, typer.Option(help="sgd: passes over the data.")] = None,
     clip: Annotated[float | None, typer.Option(help="sgd: the bound on one example's gradient.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="sgd: the learning rate.")] = None,
+    device: Annotated[str | None, typer.Option(help="sgd: where to train: cpu, cuda, mps.")] = None,
     tune: Annotated[
         int | None, typer.Option(help="sgd: the best of about so many runs, drawn at random; all of it is billed.")
     ] = None,
@@ -62,8 +63,8 @@ def train(
 
     settings = runs.Settings(
         epsilon=epsilon, data=data, table=table, label=label, schema=schema, test=test, public=public, delta=delta,
-        method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate, tune=tune,
-        teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit,
+        method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate,
+        device=device, tune=tune, teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit,
         weak_guarantee=weak_guarantee, test_seed=test_seed,
     )  # fmt: skip
     finished = runs.Folder(out).done

@@ -90,7 +90,11 @@ def learn(
     labels[torch.from_numpy(tossed.out)] = SILENT
     module = built(architecture, settings)
     checkpoint = folder.owner / "checkpoint.pt"
-    trainer(checkpoint, module, training.plan, training.learning_rate, training.usual, quiet).fit((features, labels))
+    fitted = trainer(
+        checkpoint, module, training.plan, training.learning_rate, training.usual, quiet, device=settings.device
+    )
+    fitted.fit((features, labels))
+    module.cpu()
     found = scores(module, features[torch.from_numpy(tossed.rows)], material.labels[tossed.rows])
     return Learned(
         module,
@@ -118,6 +122,7 @@ def trainer(
     rate: float,
     usual: recipes.Recipe,
     quiet: bool,
+    device: str | None = None,
 ) -> sgd.Trainer:
     """What trains `module` as planned, and goes on from `checkpoint`."""
     return sgd.Trainer(
@@ -127,6 +132,7 @@ def trainer(
         plan,
         average=Average(usual.average),
         checkpoint=Checkpoint(checkpoint, every=max(1, plan.steps // 10)),
+        device=device,
         progress=False if quiet else None,
     )
 

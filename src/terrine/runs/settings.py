@@ -38,6 +38,8 @@ class Settings:
     epochs: float | None = None
     clip: float | None = None
     learning_rate: float | None = None
+    device: str | None = None
+    """Where DP-SGD trains: cpu, cuda, mps; None is the CPU."""
     tune: int | None = None
     """Tune learning rate and clipping bound: the best of a secret number of runs, so many expected."""
     teachers: int | None = None
@@ -74,9 +76,8 @@ class Settings:
         for name in ("epochs", "clip", "learning_rate"):
             if getattr(self, name) is not None:
                 check.positive(name, getattr(self, name))
-        of_other = (
-            ("lot", "epochs", "clip", "learning_rate", "tune") if self.method == "pate" else ("teachers", "queries")
-        )
+        of_sgd, of_pate = ("lot", "epochs", "clip", "learning_rate", "device", "tune"), ("teachers", "queries")
+        of_other = of_sgd if self.method == "pate" else of_pate
         if given := [name for name in of_other if getattr(self, name) is not None]:
             raise InvalidArgument(f"{given[0]}={getattr(self, given[0])}: not for --method {self.method}")
         if self.tune is not None and self.clip is not None and self.learning_rate is not None:

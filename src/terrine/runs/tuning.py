@@ -205,10 +205,12 @@ def _trained(tuned: _Tuned, state: dict[str, Any], place: int) -> tuple[nn.Modul
     labels = torch.from_numpy(tuned.labels.copy())
     labels[torch.from_numpy(tuned.silent)] = by_sgd.SILENT
     module = by_sgd.built(tuned.architecture, tuned.settings)
-    by_sgd.trainer(
-        _checkpoint(tuned, place), module, plan, candidate.learning_rate, tuned.tuning.usual, tuned.quiet
-    ).fit((tuned.features, labels))
-    return module, candidate
+    trainer = by_sgd.trainer(
+        _checkpoint(tuned, place), module, plan, candidate.learning_rate, tuned.tuning.usual, tuned.quiet,
+        device=tuned.settings.device,
+    )  # fmt: skip
+    trainer.fit((tuned.features, labels))
+    return module.cpu(), candidate
 
 
 def _checkpoint(tuned: _Tuned, place: int) -> Any:

@@ -29,7 +29,7 @@ class Average:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 if name in self._weights:
-                    self._weights[name].lerp_(parameter.detach(), 1 - decay)
+                    self._weights[name] = self._weights[name].to(parameter.device).lerp_(parameter.detach(), 1 - decay)
                 else:
                     self._weights[name] = parameter.detach().clone()
 

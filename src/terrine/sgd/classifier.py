@@ -38,7 +38,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier whose training costs at most (epsilon, delta).
 
     `module` is a module to copy, a function (features, classes) -> module, or None for a linear model or, with
-    `hidden`, an MLP with bounded activations. `normalise` scales each row to norm 1.
+    `hidden`, an MLP with bounded activations. `normalise` scales each row to norm 1. It trains on `device`.
 
     Guarantee: `fit` costs at most `plan_.event`, certified as (`epsilon_`, `delta`); the account is charged first.
     """
@@ -57,12 +57,14 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         normalise: bool = True,
         classes: ArrayLike | None = None,
         account: Account | None = None,
+        device: str | None = None,
         seed: int | None = None,
     ) -> None:
         self.module, self.hidden = module, hidden
         self.epsilon, self.delta = epsilon, delta
         self.lot, self.epochs, self.clip, self.learning_rate = lot, epochs, clip, learning_rate
         self.normalise, self.classes, self.account, self.seed = normalise, classes, account, seed
+        self.device = device
 
     def fit(self, X: Any, y: Any) -> PrivateClassifier:
         """Train on rows `X` with labels `y`; where that is refused, nothing is fitted.
@@ -89,8 +91,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rate = check.positive("learning_rate", self.learning_rate)
         optimizer = torch.optim.SGD(self.module_.parameters(), lr=rate)
         loss = nn.CrossEntropyLoss(reduction="none")
-        trainer = Trainer(self.module_, optimizer, loss, self.plan_, account=self.account, progress=False)
+        trainer = Trainer(
+            self.module_, optimizer, loss, self.plan_, account=self.account, device=self.device, progress=False
+        )
         history = trainer.fit((self._inputs(X), torch.from_numpy(places)), purpose="PrivateClassifier")
+        self.module_.cpu()
         self.epsilon_, self.event_ = self.plan_.epsilon, self.plan_.event
         self.n_iter_, self.history_ = self.plan_.steps, history
         return self

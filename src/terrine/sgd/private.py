@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Composed, Event, Reproducible
-from terrine.sgd import distributed, fingerprint, generators
+from terrine.sgd import devices, distributed, fingerprint, generators
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.lots import Asked, Collate, Piece, Source, cut, cut_to_fit
 from terrine.sgd.noise import Key, Purpose
@@ -60,10 +60,11 @@ def make_private(
     piece: int | None = None,
     memory: float | None = None,
     checkpoint: Checkpoint | str | Path | None = None,
+    device: str | torch.device | None = None,
     purpose: str = "DP-SGD",
     by: str = "terrine.sgd",
 ) -> tuple[nn.Module, Optimizer, Lots]:
-    """The same model and optimizer, hooked, and the plan's lots.
+    """The same model and optimizer, and the plan's lots, which move to the model's device; `device` moves the model.
 
     `piece` bounds how many examples one turn of the loop sees, `memory` about how many bytes their activations and
     gradients take, measured on the first few examples of every lot; the optimizer moves after a lot's last piece.
@@ -90,6 +91,7 @@ def make_private(
         piece=piece,
         memory=memory,
         checkpoint=checkpoint,
+        device=device,
         purpose=purpose,
         by=by,
     )
@@ -112,6 +114,7 @@ def start(
     memory: float | None = None,
     checkpoint: Checkpoint | str | Path | None = None,
     bound: Mapping[str, Any] | None = None,
+    device: str | torch.device | None = None,
     purpose: str = "DP-SGD",
     by: str = "terrine.sgd",
 ) -> tuple[nn.Module, Optimizer, Lots]:
@@ -122,6 +125,7 @@ def start(
     """
     bare = unwrapped(model)
     validate(bare)
+    home = devices.settled(bare, device)
     _check_optimizer(bare, optimizer)
     piece = None if piece is None else check.whole("piece", piece)
     workers = check.whole("workers", workers, at_least=0)
@@ -133,6 +137,8 @@ def start(
     saved = None
     if kept is not None:
         others = {"loss": criterion, "collate": collate} | dict(bound or {})
+        if home is not None and home.type != "cpu":  # whose noise is another's
+            others["device"] = home.type
         prints = {name: fingerprint.of_value(one) for name, one in others.items() if one is not None}
         prints |= {"model": fingerprint.of_model(bare)} | fingerprint.of_optimizer(optimizer, bare)
         saved = kept.open(plan, source, prints, piece=piece, memory=memory)
@@ -153,7 +159,7 @@ def start(
     for part in bare.modules():
         if (other := _RUNS.get(id(part))) is not None:
             other.close("another private run has begun on its model")
-    run = _RUNS[id(bare)] = Run(step, optimizer, watch=watch, criterion=criterion)
+    run = _RUNS[id(bare)] = Run(step, optimizer, watch=watch, criterion=criterion, device=home)
     optimizer._terrine_run = run  # type: ignore[attr-defined]
     lots = Lots(source, run, piece, memory)
     if kept is not None:

@@ -23,6 +23,7 @@ from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping.alone import each_alone
 from terrine.sgd.clipping.examples import is_unwatched, tensors, unwatched
+from terrine.sgd.devices import moved
 from terrine.sgd.handed_out import HandedOut
 from terrine.sgd.isolation import LotTensor, Rows, handed, plain
 from terrine.sgd.lots import FIRST, Piece
@@ -42,8 +43,9 @@ class Run:
         *,
         watch: bool = True,
         criterion: Callable[[Any, Any], Tensor] | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        self.step, self.optimizer, self.watch = step, optimizer, watch
+        self.step, self.optimizer, self.watch, self._device = step, optimizer, watch, device
         self.checkpoint: Checkpoint | None = None
         self._criterion = criterion
         self._loop: object = None
@@ -90,6 +92,7 @@ class Run:
             self.step.begin()
         self._lot = lot = HandedOut(self.step, piece)
         self._leaked.clear()
+        batch = moved(batch, self._device)
         if not self.watch or not piece.size:  # there is nothing to keep apart in an empty lot
             return batch
         batch = pytree.tree_map(lambda leaf: handed(leaf, lot, Rows(0)) if isinstance(leaf, Tensor) else leaf, batch)

@@ -34,6 +34,7 @@ from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import clipped_sum
 from terrine.sgd.clipping.alone import each_alone
+from terrine.sgd.devices import moved, settled
 from terrine.sgd.lots import Collate, Source
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import Account, Lots, start, unwrapped
@@ -87,6 +88,7 @@ class Trainer:
         collate: Collate | None = None,
         workers: int = 0,
         memory: float | None = None,
+        device: str | torch.device | None = None,
         progress: bool | None = None,
     ) -> None:
         if not callable(criterion):
@@ -99,6 +101,7 @@ class Trainer:
         self._checkpoint = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
         self._collate, self._workers = collate, workers
         self._memory = None if memory is None else check.positive("memory", memory)
+        self._device = device
         self._progress = sys.stderr.isatty() if progress is None else progress
 
     def fit(self, dataset: Any, *, until: Budget | None = None, purpose: str = "DP-SGD") -> History:
@@ -114,7 +117,8 @@ class Trainer:
         _, _, lots = start(
             self.model, self.optimizer, dataset, self.plan, self.account,
             watch=False, limit=limit, looks=looks, collate=self._collate, workers=self._workers,
-            memory=self._memory, checkpoint=self._checkpoint, bound=self._bound(), purpose=purpose,
+            memory=self._memory, checkpoint=self._checkpoint, bound=self._bound(), device=self._device,
+            purpose=purpose,
         )  # fmt: skip
         return self._train(lots)
 
@@ -133,7 +137,9 @@ class Trainer:
         self.model.eval()
         try:
             with torch.no_grad():
-                for x, y in source.batches(iter([places[at : at + at_once] for at in range(0, count, at_once)])):
+                home = settled(self.model, None)
+                for batch in source.batches(iter([places[at : at + at_once] for at in range(0, count, at_once)])):
+                    x, y = moved(batch, home)
                     output = self.model(x)
                     loss += self._total(output, y)
                     correct += float(right(output, y).sum()) if are_classes(output, y) else math.nan

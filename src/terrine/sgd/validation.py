@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.events import Event, Gaussian, Repeated
+from terrine.sgd.devices import moved, settled
 from terrine.sgd.noise import Key, Purpose
 
 Score = Callable[[Any, Any], Tensor]
@@ -143,7 +144,7 @@ def _right_answers(model: nn.Module, data: tuple[Tensor, Tensor], at_once: int =
     training = model.training
     model.eval()
     try:
-        pairs = zip(torch.split(data[0], at_once), torch.split(data[1], at_once), strict=True)
-        return torch.cat([right(model(x), y) for x, y in pairs])
+        pairs, home = zip(*(torch.split(one, at_once) for one in data), strict=True), settled(model, None)
+        return torch.cat([right(model(x), y) for x, y in (moved(pair, home) for pair in pairs)])
     finally:
         model.train(training)

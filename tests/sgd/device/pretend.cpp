@@ -32,7 +32,7 @@ const c10::Device kDevice(c10::kPrivateUse1, 0);
 const c10::Device kHost(c10::kCPU);
 
 std::atomic<bool> without_float64{false};
-std::atomic<bool> own_thread{false};
+std::atomic<bool> counted{false};
 
 bool ours(const Tensor& tensor) { return tensor.defined() && tensor.device().type() == c10::kPrivateUse1; }
 
@@ -419,8 +419,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream&) const override {}
   void synchronizeEvent(void*) const override {}
   void synchronizeDevice(const c10::DeviceIndex) const override {}
-  // Autograd starts a thread for every device that is counted here, at the first backward pass of the process.
-  c10::DeviceIndex deviceCount() const noexcept override { return own_thread ? 1 : 0; }
+  // Autograd starts a thread for every device that is counted here at the first backward pass of the process.
+  c10::DeviceIndex deviceCount() const noexcept override { return counted ? 1 : 0; }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
@@ -456,7 +456,7 @@ const bool hooked = [] {
 
 TORCH_LIBRARY(terrine_pretend, m) {
   m.def("refuse_float64(bool refuse) -> bool", [](bool refuse) { return without_float64.exchange(refuse); });
-  m.def("own_thread(bool own) -> bool", [](bool own) { return own_thread.exchange(own); });
+  m.def("count() -> ()", [] { counted = true; });
   m.def("rng_state() -> Tensor", [] { return default_generator().get_state(); });
   m.def("set_rng_state(Tensor state) -> ()", [](const Tensor& state) {
     at::Generator(default_generator()).set_state(state);

@@ -2,7 +2,11 @@
 
 The compiled library is kept in the cache folder of the user, under a name made of the source and of torch's version, and
 a lock is held while it is built: test workers that start together compile it once. Where there is no C++ compiler,
-`reason_against()` says so.
+`start()` says so.
+
+Backward passes run in the calling thread, under `torch.autograd.set_multithreading_enabled(False)`: torch starts the
+threads of devices at the first backward pass of a process or never, and a process that has them must not fork.
+`start(own_thread=True)`, before that first pass, gives the device a thread of its own, as cuda has one.
 """
 
 import hashlib
@@ -23,8 +27,8 @@ SOURCE = Path(__file__).with_name("pretend.cpp")
 
 
 @cache
-def reason_against() -> str | None:
-    """Why there is no pretend device here, or None where it is registered and ready."""
+def start(own_thread: bool = False) -> str | None:
+    """Registers the device; returns None, or why there is none here."""
     if sys.platform == "win32":
         return "the pretend device is not built on Windows"
     compiler = os.environ.get("CXX", "c++").split()[0]
@@ -33,6 +37,9 @@ def reason_against() -> str | None:
     if torch._C._get_privateuse1_backend_name() != "privateuseone":
         return "another device is registered in this process"
     _build()
+    if not own_thread:  # the first backward pass of the process counts no device, and starts no thread
+        torch.ones(1, requires_grad=True).sum().backward()
+    torch.ops.terrine_pretend.count()
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _module())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
@@ -108,12 +115,3 @@ def without_float64() -> Iterator[None]:
         yield
     finally:
         refuse_float64(before)
-
-
-def own_thread() -> None:
-    """Backward passes run in a thread of the device's own, as on cuda. Call it before the first one of the process.
-
-    Without it they run in the calling thread, and only under `torch.autograd.set_multithreading_enabled(False)`: a
-    process in which a backward pass has run already gets no more threads, and one that has them must not fork.
-    """
-    torch.ops.terrine_pretend.own_thread(True)
