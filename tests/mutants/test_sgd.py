@@ -15,7 +15,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import PoissonSampled, Repeated
 from terrine.sgd import distributed
 from terrine.sgd import step as step_module
-from terrine.sgd.clipping import Clipped
+from terrine.sgd.clipping.summing import Sums
 from terrine.sgd.noise import Draw, Key
 
 CLIP = 0.5
@@ -107,36 +107,32 @@ def test_pieces_carry_no_noise_of_their_own():
 # --- mutants -----------------------------------------------------------------------------------------------------
 
 
-def clip_after_average(self, *, scale=1.0):
+def clip_after_average(self, contributions, squares, rule, scale=1.0):
     """Average the gradients first, then clip: one example can move it by far more than its share."""
-    clipped = _unclipped(self, scale)
-    total = torch.sqrt(sum((one**2).sum() for one in clipped.sums.values()))
-    size = len(clipped.norms)
-    factor = min(1.0, CLIP / float(total / size))
-    return Clipped({name: one * factor for name, one in clipped.sums.items()}, clipped.norms)
+    norms = no_clipping(self, contributions, squares, rule, scale)
+    total = torch.sqrt(sum((one**2).sum() for one in self._totals.values()))
+    factor = min(1.0, CLIP / float(total / len(norms)))
+    self._totals = {name: one * factor for name, one in self._totals.items()}
+    return norms
 
 
-def no_clipping(self, *, scale=1.0):
-    return _unclipped(self, scale)
+def no_clipping(self, contributions, squares, rule, scale=1.0):
+    return REAL_ADD(self, contributions, squares, sgd.Flat(math.inf), scale)
 
 
-def a_mean_taken_for_a_sum(self, *, scale=1.0):
+def a_mean_taken_for_a_sum(self, contributions, squares, rule, scale=1.0):
     """Clip the already averaged gradients at the bound, then multiply back by the lot size."""
-    clipped = REAL_COLLECT(self, scale=1.0)
-    return Clipped({name: one * scale for name, one in clipped.sums.items()}, clipped.norms)
+    norms = REAL_ADD(self, contributions, squares, rule, 1.0)
+    self._totals = {name: one * scale for name, one in self._totals.items()}
+    return norms
 
 
-REAL_COLLECT = sgd.run.Recorder.collect
-
-
-def _unclipped(recorder, scale):
-    recorder.clip = sgd.Flat(math.inf)
-    return REAL_COLLECT(recorder, scale=scale)
+REAL_ADD = Sums.add
 
 
 @pytest.mark.parametrize("mutant", [clip_after_average, no_clipping, a_mean_taken_for_a_sum], ids=lambda m: m.__name__)
 def test_a_sum_that_is_not_clipped_by_example_is_caught(monkeypatch, mutant):
-    monkeypatch.setattr(sgd.run.Recorder, "collect", mutant)
+    monkeypatch.setattr(Sums, "add", mutant)
     with pytest.raises(AssertionError):
         one_example_moves_the_sum_by_at_most_the_bound()
 

@@ -90,7 +90,7 @@ class HandedOut:
         while not way.one_by_one:
             made = Recording(parameters, len(rows[0]), lifted=way.lifted, shielded=way.shielded)
             try:
-                return together(call.alone, rows, made), made
+                return together(call.alone, rows, made, tuple(self._step.model.modules())), made
             except Divided:
                 if not parameters:
                     way = Way(one_by_one=True)
@@ -107,7 +107,7 @@ class HandedOut:
             found, _ = recomputed(call.alone, call.rows(which), self._step.parameters, made)
             return found
         try:
-            return together(call.alone, call.rows(which), made)
+            return together(call.alone, call.rows(which), made, tuple(self._step.model.modules()))
         except Divided as divided:
             raise InvalidArgument(
                 "a second forward pass on one lot asks its examples a question that they answer differently; want one "
@@ -179,8 +179,9 @@ class HandedOut:
         """The clipped sum of the whole piece."""
         for place in range(len(self._parts)):
             self._clip(place)
-        norms = [self._norms[place] for place in range(len(self._parts))]
-        return Clipped(self._sums.totals(), torch.cat(norms) if norms else torch.zeros(0))
+        norms, order = [self._norms[place] for place in range(len(self._parts))], self._order() if self._parts else None
+        whole = torch.cat(norms) if norms else torch.zeros(0)
+        return Clipped(self._sums.totals(), whole if order is None else whole[order.to(whole.device)])
 
 
 class _Call:

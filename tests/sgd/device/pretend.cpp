@@ -22,6 +22,10 @@
 #include <string_view>
 #include <unordered_set>
 
+namespace at::autocast {
+TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType);
+}
+
 namespace {
 
 using at::Tensor;
@@ -186,7 +190,7 @@ class Lent {
 
 // ------------------------------------------------------------------------------------------------------- any other op
 
-// Ops that are not elementwise but take a single number from the CPU, on every device.
+// Whether an op takes a single number from the CPU, on every device: the elementwise ones do, and some more.
 bool takes_numbers(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string_view> names{
       "aten::fill", "aten::fill_", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
@@ -389,6 +393,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromB
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
+  m.impl("view.dtype", torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("convolution_overrideable", convolution);
@@ -399,6 +404,32 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_thnn_fused_gru_cell", gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", gru_cell_backward);
 }
+
+// Under autocast, some ops round what they are given, and some ask for single precision.
+template <bool lower>
+void cast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::AutocastPrivateUse1);
+  const auto low = at::autocast::get_autocast_dtype(c10::kPrivateUse1);
+  for (size_t index = stack->size() - op.schema().arguments().size(); index < stack->size(); ++index)
+    change_tensors((*stack)[index], [&](const Tensor& one) {
+      return ours(one) && one.scalar_type() == (lower ? at::kFloat : low) ? one.to(lower ? low : at::kFloat) : one;
+    });
+  op.callBoxed(stack);
+}
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  for (const char* name : {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "lstm_cell"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cast<true>>());
+  for (const char* name : {"softmax.int", "log_softmax.int", "nll_loss", "cross_entropy_loss", "layer_norm", "group_norm",
+                           "mse_loss", "exp", "log", "sum", "cumsum"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cast<false>>());
+}
+
+// A copy sees to negated and conjugated views itself; torch would take a copy of them first, without end.
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 // --------------------------------------------------------------------------------------- what torch asks of a device
 

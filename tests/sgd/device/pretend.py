@@ -16,7 +16,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -86,15 +86,19 @@ def _module() -> types.ModuleType:
     def set_rng_state(state: torch.Tensor, device: object = NAME) -> None:
         ops.set_rng_state(state.cpu())
 
+    def seed(number: int) -> None:
+        ops.seed((int(number) + 2**63) % 2**64 - 2**63)  # an op takes signed numbers only
+
     made = types.ModuleType(f"torch.{NAME}")
     made.is_available = made.is_initialized = lambda: True
     made.device_count = lambda: 1
     made.current_device = lambda: 0
+    made.device = lambda device: nullcontext()
     made.set_device = made.synchronize = lambda device=None: None
     made.get_rng_state = lambda device=NAME: ops.rng_state()
     made.set_rng_state = set_rng_state
-    made.manual_seed = made.manual_seed_all = lambda seed: ops.seed(int(seed))
-    made.initial_seed = ops.initial_seed
+    made.manual_seed = made.manual_seed_all = seed
+    made.initial_seed = lambda: ops.initial_seed() % 2**64
     made._is_in_bad_fork = lambda: False
     made._lazy_init = lambda: None
     made.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument, TerrineError
 from terrine.sgd import generators
+from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.clipping.microbatches import Cost
 from terrine.sgd.clipping.recording import Divided, Recording
 
@@ -71,18 +72,23 @@ CHECKED_EVERY = 100  # steps: how often two examples are tried together
 _CHECKPOINTED = "terrine: saved tensors are recomputed"
 
 
-def together(function: Callable[..., Any], rows: Sequence[Tensor], recording: Recording) -> Outputs:
+def together(
+    function: Callable[..., Any], rows: Sequence[Tensor], recording: Recording, modules: Sequence[nn.Module]
+) -> Outputs:
     """`function` of every example's rows, under vmap.
 
     Raises:
+        InvalidArgument: one of the modules keeps something of an example.
         Divided: examples gave different answers to Python; those that agree can be run together.
     """
     kept: list[Outputs] = []
+    before = [_held(module) for module in modules]
 
     def one(marker: Tensor, *row: Tensor) -> tuple[Tensor, ...]:
         recording.begin(marker, row)
         with recording:
             leaves, nesting = pytree.tree_flatten(function(*row))
+        _refuse_kept(modules, before, recording)
         kept.append((leaves, nesting))
         return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
 
@@ -92,8 +98,27 @@ def together(function: Callable[..., Any], rows: Sequence[Tensor], recording: Re
     else:
         with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED):
             found = torch.vmap(one, randomness="different")(marker, *rows)
-    (leaves, nesting), tensors = kept[0], iter(found)
-    return [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in leaves], nesting
+    (leaves, nesting), made = kept[0], iter(found)
+    return [next(made) if isinstance(leaf, Tensor) else leaf for leaf in leaves], nesting
+
+
+def _held(module: nn.Module) -> list[Any]:
+    """The tensors that a module's attributes hold, other than its parameters and buffers."""
+    return [tensor for name, value in vars(module).items() if name not in _OWN for tensor in tensors((value,))]
+
+
+def _refuse_kept(modules: Sequence[nn.Module], before: list[list[Any]], recording: Recording) -> None:
+    for module, held in zip(modules, before, strict=True):
+        known = set(map(id, held))
+        new = [tensor for tensor in _held(module) if id(tensor) not in known]
+        if new and any(recording.batched(new)):
+            raise InvalidArgument(
+                f"{type(module).__name__}: an attribute keeps a tensor of the examples, in which those of an earlier "
+                "lot would meet later ones; want a forward pass that keeps nothing"
+            )
+
+
+_OWN = frozenset(vars(nn.Module()))  # what every module has
 
 
 def groups(answers: Sequence[Any]) -> list[Tensor]:

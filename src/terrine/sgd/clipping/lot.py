@@ -64,6 +64,7 @@ def clipped_sum(
     if raw:
         norms = work.bags(raw)
         return Clipped(sums.totals(), norms)
+    work.modules = tuple(model.modules())
     work.check_company()
     parts, start = [], 0
     for many in work.cut(size, room) if chunk is None else _of(size, chunk):
@@ -85,6 +86,7 @@ class _Work:
     leaves: list[Any]
     nesting: Any
     cost: Cost = (0.0, 0.0)  # of one example in the last microbatch
+    modules: tuple[nn.Module, ...] = ()
     whole: int = 0  # how many of the first tensors are an example's as they are, without a dimension of examples
 
     def check_company(self) -> None:
@@ -141,7 +143,7 @@ class _Work:
         size = len(rows[0])
         recording = Recording(self.parameters, size, lifted=self.way.lifted, shielded=self.way.shielded)
         with torch.enable_grad():
-            (losses,), _ = together(self._loss, rows, recording)
+            (losses,), _ = together(self._loss, rows, recording, self.modules)
             if losses.requires_grad:
                 _, *leaked = torch.autograd.grad(losses.sum(), [ANCHOR, *self.parameters.values()], allow_unused=True)
                 if any(gradient is not None for gradient in leaked):

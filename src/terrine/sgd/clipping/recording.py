@@ -109,6 +109,8 @@ class Recording(TorchFunctionMode):
         name = func.__name__
         if name == "__get__":
             name = getattr(func.__self__, "__name__", "")
+            if name == "requires_grad" and self._marker is not None and self._own([args[0]]):
+                return self._requires_grad(args[0])
             if name not in _TURNS:
                 return func(*args)
         elif name in _METADATA:
@@ -125,6 +127,8 @@ class Recording(TorchFunctionMode):
         own = self._own(given)
         if own and name in _READS:
             return self._answer(func, args, kwargs)
+        if own and name in _HOOKS and self._marker is not None:
+            raise Unfollowed(f"{name}: hooks see one example at a time")
         if self.still and name in _DROPS:
             return args[0] if args else kwargs["input"]
         if torch.is_grad_enabled():
@@ -212,6 +216,18 @@ class Recording(TorchFunctionMode):
         out: Tensor = AllExamples.apply(compute, self._marker, *given)  # type: ignore[no-untyped-call]
         return out
 
+    def batched(self, given: Sequence[Tensor]) -> list[bool]:
+        """Which tensors are of the examples: what vmap itself says."""
+        answers: list[bool] = []
+
+        def look(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
+            answers.extend(batched)
+            return torch.zeros(n, device=physical[0].device)
+
+        if self._marker is not None:
+            self.all_examples(look, *given)
+        return answers
+
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The answer to a question that Python asks, which all examples have to share."""
         if self._marker is None:
@@ -230,6 +246,17 @@ class Recording(TorchFunctionMode):
         if any(repr(answer) != repr(first) for answer in answers[1:]):
             raise Divided(answers)
         return first
+
+    def _requires_grad(self, tensor: Tensor) -> bool:
+        """What vmap does not tell: whether the tensor of all examples requires a gradient."""
+        answers: list[bool] = []
+
+        def look(n: int, physical: list[Tensor], _: list[bool]) -> Tensor:
+            answers.append(physical[0].requires_grad)
+            return torch.zeros(n, device=physical[0].device)
+
+        self.all_examples(look, tensor)
+        return answers[0]
 
     def _lift(self, made: Tensor) -> Tensor:
         def own(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
@@ -358,6 +385,9 @@ class Recording(TorchFunctionMode):
                 return value
             return type(value)(graph(item) for item in value) if type(value) in (list, tuple) else value
 
+        others = [one for one in tensors((*args, *kwargs.values())) if id(one) not in self._views]
+        if others and any(self.batched(others)):
+            raise Unfollowed(f"{name}: a parameter meets an example inside torch.func or a function of its own")
         out = func(*(graph(a) for a in args), **{k: graph(a) for k, a in kwargs.items()})
         parents = tuple(dict.fromkeys(found))
         if name == "embedding" and isinstance(out, Tensor) and len(parents) == 1 and kwargs.get("padding_idx") is None:
@@ -490,6 +520,7 @@ def _nothing() -> None:
 _TAG, _MADE = "_terrine_examples", "_terrine_made"
 _TURNS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # attributes that are functions of the tensor
 _METADATA = frozenset({"dim", "size", "__len__", "stride", "numel", "is_contiguous", "is_floating_point", "ndimension"})
+_HOOKS = frozenset({"register_hook", "retain_grad", "register_post_accumulate_grad_hook"})
 _PRODUCTS = frozenset({"matmul", "__matmul__", "mm", "addmm"})
 _READS = frozenset({"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__"})
 _READS |= {"__contains__", "equal", "allclose", "is_nonzero"}

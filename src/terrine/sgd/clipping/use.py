@@ -94,6 +94,8 @@ class AllExamples(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, compute: Any, _marker: Tensor, *tensors: Tensor) -> tuple[Tensor, int]:
+        if in_dims[1] is None:
+            raise Unfollowed("torch.vmap inside the model, around a parameter")
         batched = [dim is not None for dim in in_dims[2:]]
         physical = [one if dim is None else one.movedim(dim, 0) for one, dim in zip(tensors, in_dims[2:], strict=True)]
         return compute(info.batch_size, physical, batched), 0

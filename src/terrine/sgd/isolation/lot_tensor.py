@@ -160,28 +160,32 @@ def _one_by_one(call: Call) -> tuple[Any, Status]:
     places = {status.axis for status in call.known.values() if isinstance(status, Rows)}
     rows = [(one, call.known.get(id(one))) for one in call.operands]
     plainly = all(is_plain(one, status, call.n) for one, status in rows if isinstance(status, Rows))
-    if len(places) != 1 or not plainly or not isinstance(result, Tensor):
+    expected, form = pytree.tree_flatten(result)
+    if len(places) != 1 or not plainly or not all(isinstance(one, Tensor) for one in expected):
         return result, _mixed(call, "an operation that is not known to keep examples apart")
     axis = places.pop()
     leaves, nesting = pytree.tree_flatten((call.args, call.kwargs))
     held = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and call.known.get(id(leaf))]
 
-    def alone(*row: Tensor) -> Tensor:
+    def alone(*row: Tensor) -> list[Tensor]:
         given = list(leaves)
         for place, one in zip(held, row, strict=True):
             given[place] = one.unsqueeze(axis)
         args, kwargs = pytree.tree_unflatten(given, nesting)
-        out: Tensor = call.func(*args, **kwargs)
-        return out.squeeze(axis)
+        return [one.squeeze(axis) for one in pytree.tree_leaves(call.func(*args, **kwargs))]
 
     try:
         over = torch.vmap(alone, in_dims=axis, out_dims=axis, randomness="different")
         apart = over(*[leaves[place] for place in held])
     except Exception as failure:  # whatever it cannot do
         return result, _mixed(call, f"for one example alone it fails: {str(failure).splitlines()[0]}")
-    if apart.shape != result.shape or not _close(apart.detach(), result.detach()):
+    if not all(map(_is_same, apart, expected)):
         return result, _mixed(call, "an example alone has another result")
-    return apart, Rows(axis)
+    return pytree.tree_unflatten(apart, form), Rows(axis)
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and _close(one.detach(), other.detach())
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

@@ -27,7 +27,7 @@ _UNARY = """
     expm1 sqrt rsqrt abs absolute neg negative positive sign sgn signbit sin cos tan asin acos atan sinh cosh asinh
     acosh atanh erf erfc erfinv digamma lgamma sinc logit floor ceil round trunc fix frac square reciprocal clamp
     clamp_min clamp_max clip nan_to_num isnan isinf isfinite isposinf isneginf conj real imag
-    to float half bfloat16 double int long short bool char byte type type_as cpu cuda clone detach requires_grad
+    to float half bfloat16 double int long short bool char byte type cpu cuda clone detach requires_grad
     contiguous data alias pin_memory dropout alpha_dropout bernoulli poisson
     zeros_like ones_like full_like empty_like rand_like randn_like randint_like zero fill copy
     normal uniform random exponential
@@ -40,6 +40,12 @@ def elementwise(call: Call, out: Any) -> Any:
     if not isinstance(out, Tensor):
         raise Mixes("a result that is no tensor")
     return broadcast(call, call.operands, out.shape)
+
+
+@rule("type_as")
+def typed(call: Call, out: Any) -> Any:
+    """Of the second tensor, this takes the type alone."""
+    return call.rows(call.args[0])
 
 
 @rule("new_zeros new_ones new_full new_empty")

@@ -1,0 +1,339 @@
+"""Clipped sums and private loops on every device that is here: everything stays on it, and the CPU's numbers come out.
+
+On the pretend device, a tensor that was left on the CPU is an error. What runs the model may answer an error by a slower
+way, so the tests also ask that the device took the way that the CPU took.
+"""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from terrine import sgd
+from terrine.errors import InvalidArgument
+from terrine.sgd.averaging import Average
+from terrine.sgd.clipping import ghost, tied
+from terrine.sgd.clipping.alone import way_of
+from terrine.sgd.validation import Budgeted, Public
+
+from . import pretend
+
+CLASSES = 3
+CRITERION = nn.CrossEntropyLoss()
+
+
+class Sentences(nn.Module):
+    """Words, a recurrent network, and the class of the last state."""
+
+    def __init__(self, kind=nn.LSTM):
+        super().__init__()
+        self.words, self.network, self.head = nn.Embedding(11, 6), kind(6, 5, batch_first=True), nn.Linear(5, CLASSES)
+
+    def forward(self, tokens):
+        return self.head(self.network(self.words(tokens))[0][:, -1])
+
+
+class Attentive(nn.Module):
+    """One layer of a transformer, averaged."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.layer(x).mean(1))
+
+
+class Tied(nn.Module):
+    """A table that is used for the words and for the classes, and a piece of a parameter by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.scale = nn.Embedding(11, 6), nn.Parameter(torch.ones(2, 6))
+
+    def forward(self, tokens):
+        return (self.words(tokens).mean(1) * self.scale[0] + self.scale[1]) @ self.words.weight[:CLASSES].t()
+
+
+def mlp(dropout=0.0):
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, CLASSES))
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3), nn.Flatten(),
+        nn.LayerNorm(16), nn.Linear(16, CLASSES),
+    )  # fmt: skip
+
+
+def bags():
+    return nn.Sequential(nn.EmbeddingBag(11, 6), nn.Linear(6, CLASSES))
+
+
+FEATURES, IMAGES, TOKENS, SERIES = (4,), (1, 8, 8), None, (5, 8)
+MODELS = {
+    "mlp": (mlp, FEATURES),
+    "cnn": (cnn, IMAGES),
+    "lstm": (Sentences, TOKENS),
+    "gru": (lambda: Sentences(nn.GRU), TOKENS),
+    "transformer": (Attentive, SERIES),
+    "bags": (bags, TOKENS),
+    "tied": (Tied, TOKENS),
+}
+EVERY_MODEL = pytest.mark.parametrize(("make", "shape"), MODELS.values(), ids=MODELS.keys())
+ONE_WAY = ("lifted", "shielded", "one_by_one")
+
+
+def examples(shape, count=9):
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randint(0, CLASSES, (count,), generator=generator)
+    if shape is None:
+        return torch.randint(0, 11, (count, 4), generator=generator), y
+    return 3 * torch.randn(count, *shape, generator=generator), y
+
+
+def assert_same(here, there, device):
+    """Tensors by name, the same numbers, the second ones on the device."""
+    assert {one.device.type for one in there.values()} == {device.type}
+    found = {name: one.detach().cpu() for name, one in there.items()}
+    torch.testing.assert_close(found, {name: one.detach() for name, one in here.items()}, rtol=1e-4, atol=1e-5)
+
+
+def compared(make, shape, device, clip=1.0, count=9, **options):
+    """Clipped sums on the CPU and on the device, which must be the same, found in the same way."""
+    model, (x, y) = make(), examples(shape, count)
+    moved = copy.deepcopy(model).to(device)
+    here = sgd.clipped_sum(model, CRITERION, x, y, clip=clip, **options)
+    there = sgd.clipped_sum(moved, CRITERION, x.to(device), y.to(device), clip=clip, **options)
+    assert_same(here.sums, there.sums, device)
+    assert_same({"norms": here.norms}, {"norms": there.norms}, device)
+    assert [getattr(way_of(model), one) for one in ONE_WAY] == [getattr(way_of(moved), one) for one in ONE_WAY]
+
+
+@EVERY_MODEL
+def test_clipped_sums(device, make, shape):
+    compared(make, shape, device)
+
+
+@pytest.mark.parametrize(
+    "clip", [sgd.Automatic(0.5), sgd.PerLayer({"0": 0.5, "3": 0.2})], ids=["automatic", "per layer"]
+)
+def test_other_ways_to_clip(device, clip):
+    compared(mlp, FEATURES, device, clip=clip)
+
+
+@pytest.mark.parametrize("options", [{"chunk": 4}, {"memory": 20_000}], ids=["chunk", "memory"])
+def test_a_few_examples_at_a_time(device, options):
+    compared(cnn, IMAGES, device, **options)
+
+
+def test_a_single_example(device):
+    compared(Attentive, SERIES, device, count=1)
+
+
+# terrine.sgd.clipping.lot.clipped_sum makes the norms of an empty lot on the CPU: torch.zeros(size).
+# def test_no_example(device):
+#     compared(mlp, FEATURES, device, count=0)
+
+
+def test_examples_that_meet_are_refused(device):
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, CLASSES)
+
+        def forward(self, x):
+            return self.head(x - x.mean(0))
+
+    model, (x, y) = Centred().to(device), examples(FEATURES)
+    with pytest.raises(InvalidArgument):
+        sgd.clipped_sum(model, CRITERION, x.to(device), y.to(device), clip=1.0)
+
+
+# ------------------------------------------------------------------------------------------------------- private loops
+
+
+def plan(**changes):
+    given = {"examples": 9, "lot": 5, "steps": 4, "clip": 0.7, "noise": 0.0, "delta": 1e-5, "seed": 1}
+    return sgd.Plan(**{**given, **changes})
+
+
+def sgd_of(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+
+
+def trained(model, data, made, optimizer=sgd_of, steps=None, **options):
+    """The contract's loop; returns the parameters at its end."""
+    model, optimizer, lots = sgd.make_private(model, optimizer(model), data, made, **options)
+    home = next(model.parameters()).device
+    for taken, (x, y) in enumerate(lots, start=1):
+        assert x.device == y.device == home
+        optimizer.zero_grad()
+        CRITERION(model(x), y).backward()
+        optimizer.step()
+        if taken == steps:
+            break
+    return dict(model.named_parameters())
+
+
+def compared_loops(make, shape, device, made, **options):
+    model, (x, y) = make(), examples(shape)
+    moved = copy.deepcopy(model).to(device)
+    here = trained(model, (x, y), made, **options)
+    assert_same(here, trained(moved, (x.to(device), y.to(device)), made, **options), device)
+    assert [getattr(way_of(model), one) for one in ONE_WAY] == [getattr(way_of(moved), one) for one in ONE_WAY]
+
+
+@EVERY_MODEL
+def test_loops_without_noise(device, make, shape):
+    compared_loops(make, shape, device, plan())
+
+
+def adam_of(model):
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({}, {"piece": 2}),
+        ({}, {"memory": 20_000}),
+        ({}, {"optimizer": adam_of}),
+        ({}, {"criterion": CRITERION}),
+        ({"clip": sgd.Automatic(0.5)}, {}),
+        ({"clip": sgd.Adaptive(quantile=0.5)}, {}),
+        ({"sampling": sgd.FixedSize()}, {}),
+        ({"sampling": sgd.Shuffled(), "examples": 9, "lot": 3}, {}),
+        ({"lot": 1, "steps": 8}, {}),  # some lots are empty
+    ],
+    ids=["piece", "memory", "adam", "criterion", "automatic", "adaptive", "fixed size", "shuffled", "empty lots"],
+)
+def test_loops_with_settings(device, changes, options):
+    compared_loops(mlp, FEATURES, device, plan(**changes), **options)
+
+
+def test_noise_is_made_on_the_device(device):
+    """CPUs and other devices draw different noise; here it is what a plan without noise lacks, and of its size."""
+    wide = lambda: nn.Linear(400, CLASSES)  # noqa: E731
+    model, (x, y) = wide(), examples((400,))
+    results = []
+    for noise in (0.0, 2.0):
+        moved = copy.deepcopy(model).to(device)
+        data = x.to(device), y.to(device)
+        results.append(trained(moved, data, plan(noise=noise, steps=1), lambda one: torch.optim.SGD(one.parameters(), 1.0)))
+    noise = (results[1]["weight"] - results[0]["weight"]).detach()
+    assert noise.device.type == device.type
+    assert float(noise.std()) == pytest.approx(2.0 * 0.7 / 5, rel=0.1)
+
+
+def test_lots_move_to_the_model(device):
+    model, data = mlp(), examples(FEATURES)
+    here = trained(copy.deepcopy(model), data, plan())
+    assert_same(here, trained(model, data, plan(), device=device), device)
+
+
+@pytest.mark.parametrize("make", [lambda: mlp(0.5), lambda: Attentive(0.5)], ids=["mlp", "transformer"])
+def test_a_run_that_was_broken_off_repeats_its_draws(device, make, tmp_path):
+    """Dropout draws from the device's own generator, which a checkpoint must bring back."""
+    model, (x, y) = make(), examples(FEATURES if isinstance(make(), nn.Sequential) else SERIES)
+    data, made = (x.to(device), y.to(device)), plan(noise=1.0)
+    whole, broken = (copy.deepcopy(model).to(device) for _ in range(2))
+    expected = trained(whole, data, made, checkpoint=tmp_path / "whole.pt")
+    trained(broken, data, made, checkpoint=tmp_path / "broken.pt", steps=2)
+    torch.randn(5, device=device)
+    found = trained(copy.deepcopy(model).to(device), data, made, checkpoint=tmp_path / "broken.pt")
+    assert all(torch.equal(found[name], one) for name, one in expected.items())
+
+
+# ------------------------------------------------------------------------------------------------------------- trainer
+
+
+@pytest.mark.parametrize("kind", ["public", "budgeted"])
+def test_the_trainer(device, kind):
+    model, (x, y) = mlp(), examples(FEATURES)
+    results = []
+    for place in (torch.device("cpu"), device):
+        moved, data = copy.deepcopy(model).to(place), (x.to(place), y.to(place))
+        validation = Public(data, every=2) if kind == "public" else Budgeted(data, noise=1.0, times=2)
+        trainer = sgd.Trainer(
+            moved, sgd_of(moved), CRITERION, plan(), average=Average(0.9), validation=validation,
+            augment=lambda images: 2 * images, views=2, progress=False,
+        )  # fmt: skip
+        history = trainer.fit(data)
+        scores = trainer.evaluate(data)
+        results.append((dict(moved.named_parameters()), history.scores, scores.accuracy, scores.loss))
+    (here, *one), (there, *two) = results
+    assert_same(here, there, device)
+    assert one[:2] == two[:2]
+    assert one[2] == pytest.approx(two[2], rel=1e-4)
+
+
+# ------------------------------------------------------------------------------- what the pretend device alone can show
+
+
+@pytest.fixture
+def poor(there, monkeypatch):
+    """A device without float64, as Apple's mps, which the product knows by its name."""
+
+    def widest(tensor):
+        return torch.float32 if tensor.device.type == there.type else torch.float64
+
+    monkeypatch.setattr(ghost, "widest", widest)
+    monkeypatch.setattr(tied, "widest", widest)
+    with pretend.without_float64():
+        yield there
+
+
+@EVERY_MODEL
+def test_without_float64(poor, make, shape):
+    compared(make, shape, poor)
+    compared_loops(make, shape, poor, plan())
+
+
+THREADED = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+import pretend
+assert pretend.start(own_thread=True) is None
+import torch
+from terrine import sgd
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Conv1d(1, 3, 2), torch.nn.Flatten(), torch.nn.Linear(9, 3))
+x, y = torch.randn(6, 1, 4), torch.randint(0, 3, (6,))
+criterion = torch.nn.CrossEntropyLoss()
+seen = []
+twice = 2 * torch.ones(2, device="pretend", requires_grad=True)
+twice.register_hook(lambda _: seen.append(threading.get_ident()))
+twice.sum().backward()
+assert seen and threading.get_ident() not in seen, "the device has no thread of its own"
+results = []
+for place in ("cpu", "pretend"):
+    model = model.to(place)
+    made = sgd.clipped_sum(model, criterion, x.to(place), y.to(place), clip=0.5).sums
+    plan = sgd.Plan(examples=6, lot=3, steps=2, clip=0.7, noise=0.0, delta=1e-5, seed=1)
+    start = {name: one.detach().clone() for name, one in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, lots = sgd.make_private(model, optimizer, (x.to(place), y.to(place)), plan)
+    for inputs, targets in lots:
+        optimizer.zero_grad()
+        criterion(model(inputs), targets).backward()
+        optimizer.step()
+    results.append([*made.values(), *(one.detach().clone() for one in model.parameters())])
+    model.load_state_dict(start)
+for one, two in zip(*results):
+    torch.testing.assert_close(one.detach(), two.detach().cpu())
+"""
+
+
+def test_backward_passes_in_a_thread_of_the_device(started):
+    """As on cuda: hooks are called in another thread than the one that called backward."""
+    made = subprocess.run(
+        [sys.executable, "-c", THREADED, str(Path(__file__).parent)], capture_output=True, text=True, timeout=300
+    )
+    assert made.returncode == 0, made.stderr
