@@ -460,6 +460,11 @@ def _viewed(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs) if isinstance(args[1], torch.dtype) or kwargs else Tensor.reshape(*args)
 
 
+def _still_batched(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """Under vmap `requires_grad_` is not allowed; activations require what they need already."""
+    return func(*args, **kwargs) if recording.is_alone else args[0]
+
+
 def _refuse_statistics(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if kwargs.get("training") or (len(args) > 5 and args[5]):
         raise InvalidArgument("batch normalisation mixes examples; sgd.fix(model) makes it group normalisation")
@@ -476,6 +481,7 @@ INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
     functional.scaled_dot_product_attention: _attention,
     functional.batch_norm: _refuse_statistics,
     Tensor.view: _viewed,
+    Tensor.requires_grad_: _still_batched,
     functional.cross_entropy: _weighted,
     functional.nll_loss: _weighted,
 }
