@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 
 import pytest
@@ -134,7 +135,43 @@ def written(model, x, y, step):
     return functional.cross_entropy(model(x), y)
 
 
+class Context(nn.Module):
+    """Looks at the whole lot by another way than its arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.context = nn.Linear(4, 3), None
+
+    def forward(self, x, given=None):
+        context = self.context if given is None else given["object"].x
+        return self.layer(x - context.mean(0))
+
+
+class Holder:
+    def __init__(self, x):
+        self.x = x
+
+
+def set_aside(model, x, y, step):
+    model.context = x
+    return functional.cross_entropy(model(x), y)
+
+
+def second_unseen(model, x, y, step):
+    """A loss that is followed, then one that is not."""
+    first, second = model(x), model(2 * x)
+    functional.cross_entropy(first, y).backward()
+    return Own.apply(second).logsumexp(1).mean()
+
+
 LOOPS = {
+    "the lot in an attribute": (Context, set_aside),
+    "the lot in an object": (
+        Context,
+        lambda m, x, y, s: functional.cross_entropy(m(x, {"object": Holder(x)}), y),
+    ),
+    "a second backward that is not followed": (net, second_unseen),
+    "a shallow copy": (net, lambda m, x, y, s: functional.cross_entropy(m(x - copy.copy(x).mean(0)), y)),
     "weights of classes": (net, lambda m, x, y, s: functional.cross_entropy(m(x), y, weight=WEIGHTS)),
     "a label that is ignored": (net, lambda m, x, y, s: functional.cross_entropy(m(x), y, ignore_index=2)),
     "centred from step 2 on": (net, centred_later),
@@ -182,7 +219,9 @@ MUST_REFUSE = [name for name in LOOPS if name not in APART]
 
 @pytest.mark.parametrize("name", MUST_REFUSE)
 def test_what_mixes_is_refused_by_name_and_place(name):
-    with pytest.raises(TerrineError, match=r"mixes examples|autograd\.Function|hook|two lots|not of the lot"):
+    with pytest.raises(
+        TerrineError, match=r"mixes examples|autograd\.Function|hook|two lots|not of the lot|none of its arguments"
+    ):
         gradients(*LOOPS[name], *data())
 
 

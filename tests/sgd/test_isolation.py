@@ -20,10 +20,7 @@ class Lot:
     size, loss = N, None
 
     def __init__(self):
-        self.outputs, self.allowed = set(), []
-
-    def allow(self, total):
-        self.allowed.append(total)
+        self.outputs = set()
 
 
 def rows_of(tensor: Tensor, rows: Rows, example: int) -> Tensor:

@@ -7,8 +7,8 @@ all its gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ class HandedOut:
         self.measured: Cost | None = None
         self._step = step
         self._undo: float | None = None  # of the loss that went backward
+        self._running = False  # a backward pass from a total
         self._calls = 0
         self._parts: list[tuple[Tensor, Recording | Recomputed]] = []  # microbatches: which examples, what they did
         self._norms: dict[int, Tensor] = {}  # of microbatches that were clipped, by their place
@@ -142,17 +143,22 @@ class HandedOut:
 
     # -- the loss --------------------------------------------------------------------------------------
 
-    def allow(self, total: Total) -> None:
-        """A backward pass from this total is about to begin.
+    @contextmanager
+    def backward(self, totals: Sequence[Total]) -> Iterator[None]:
+        """Within, gradients are taken in: a backward pass from these totals.
 
-        Raises: InvalidArgument where another one was of another kind.
+        Raises: InvalidArgument where they, or another one before, are of another kind.
         """
-        if self._undo not in (None, total.undo):
-            raise InvalidArgument("two backward passes of one lot, from a mean and from a sum; want one kind of loss")
-        self._undo = total.undo
+        if len({self._undo, *(total.undo for total in totals)} - {None}) != 1:
+            raise InvalidArgument("backward passes of one lot from a mean and from a sum; want one kind of loss")
+        self._undo, self._running = totals[0].undo, True
+        try:
+            yield
+        finally:
+            self._running = False
 
     def _check_allowed(self) -> None:
-        if self._undo is None:
+        if not self._running:
             raise InvalidArgument(
                 "the loss could not be followed from the model's output to loss.backward(): it left torch, or went "
                 "through a torch.autograd.Function or torch.func; want make_private(..., criterion=criterion)"
@@ -160,7 +166,7 @@ class HandedOut:
 
     def _through(self, place: int) -> None:
         """A microbatch has heard all its gradients; where nothing follows, it makes room for the next."""
-        if self._calls == 1 and self._undo is not None:
+        if self._calls == 1:
             self._clip(place)
 
     def _clip(self, place: int) -> None:

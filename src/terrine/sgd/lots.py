@@ -113,10 +113,7 @@ class _Reader(Dataset[Any]):
         generators.seed(seed)
         if not len(indices):
             return empty_like(self._collate([self._dataset[0]]))
-        if hasattr(self._dataset, "__getitems__"):
-            examples = list(self._dataset.__getitems__(indices.tolist()))
-        else:
-            examples = [self._dataset[index] for index in indices.tolist()]
+        examples = [self._dataset[index] for index in indices.tolist()]  # one by one: `__getitems__` could mix them
         return self._collate(examples) if self._collate is default_collate else collated(self._collate, examples)
 
 

@@ -2,7 +2,7 @@
 
     lots            hands out a lot, as tensors that know what they hold of its examples     begin
     model(x)        runs every example alone, a microbatch at a time, and records            forward
-    loss.backward() is allowed from a sum or mean over the examples                          HandedOut.allow
+    loss.backward() is allowed from a sum or mean over the examples                          HandedOut.backward
     optimizer.step  is given the noisy sum of the clipped gradients                          _before_step
 
 A step without a lot, a second one, or one after the plan's last is refused.

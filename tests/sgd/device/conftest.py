@@ -14,19 +14,16 @@ if torch.backends.mps.is_available():
 
 @pytest.fixture(scope="session")
 def started():
+    """Builds the pretend device, or skips."""
     if reason := pretend.start():
         pytest.skip(reason)
-    return pretend.NAME
 
 
 @pytest.fixture
 def there(started):
-    """The pretend device. Backward passes run in the calling thread; modules that move to it keep their parameters."""
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)  # torch does it by itself for cuda and mps
-    with torch.autograd.set_multithreading_enabled(False):
-        yield torch.device(started)
-    torch.__future__.set_swap_module_params_on_conversion(before)
+    """The pretend device."""
+    with pretend.used() as device:
+        yield device
 
 
 @pytest.fixture(params=[*FOUND, pretend.NAME])

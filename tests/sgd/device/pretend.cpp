@@ -3,6 +3,8 @@
 // Every op without a kernel of its own below goes through `on_cpu`: tensors of the device are relabelled as tensors of
 // the CPU that share their memory, the CPU's kernel runs, and what it returns is relabelled as the device's. Nothing is
 // copied, so views, in-place ops and `out=` work as they do on the CPU. The device has a random generator of its own.
+//
+// It is stricter than cuda in one thing: cuda takes index tensors of the CPU, and copies them at every use.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -45,7 +47,7 @@ void check_type(c10::ScalarType type) {
   TORCH_CHECK_TYPE(!(wide && without_float64), "the pretend device has no float64 here, as Apple's mps has none");
 }
 
-// ------------------------------------------------------------------------------------------------------------ memory
+// -------------------------------------------------------------------------------------------------------------- memory
 
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
@@ -143,7 +145,7 @@ class Labels {
   std::vector<std::pair<Tensor, Tensor>> tensors_;
 };
 
-// -------------------------------------------------------------------------------------------------------- randomness
+// ---------------------------------------------------------------------------------------------------------- randomness
 
 // A generator of the CPU under the label of the device.
 struct Generator final : c10::GeneratorImpl {
@@ -188,7 +190,7 @@ class Lent {
   Tensor before_;
 };
 
-// ------------------------------------------------------------------------------------------------------- any other op
+// -------------------------------------------------------------------------------------------------------- any other op
 
 // Whether an op takes a single number from the CPU, on every device: the elementwise ones do, and some more.
 bool takes_numbers(const c10::OperatorHandle& op) {
@@ -272,7 +274,7 @@ void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     change_tensors((*stack)[index], [&](const Tensor& one) { return labels.on_device(one); });
 }
 
-// ------------------------------------------------------------------------------- ops that need a kernel of their own
+// --------------------------------------------------------------------------------- ops that need a kernel of their own
 
 Tensor empty(
     c10::SymIntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>, std::optional<at::Device>,
@@ -420,18 +422,18 @@ void cast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-  for (const char* name : {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "lstm_cell"})
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cast<true>>());
-  for (const char* name : {"softmax.int", "log_softmax.int", "nll_loss", "cross_entropy_loss", "layer_norm", "group_norm",
-                           "mse_loss", "exp", "log", "sum", "cumsum"})
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cast<false>>());
+  const auto low = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "lstm_cell"};
+  for (const char* name : low) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cast<true>>());
+  const auto single = {"softmax.int", "log_softmax.int", "nll_loss", "cross_entropy_loss", "layer_norm", "group_norm",
+                       "mse_loss",    "exp",             "log",      "sum",                "cumsum"};
+  for (const char* name : single) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cast<false>>());
 }
 
 // A copy sees to negated and conjugated views itself; torch would take a copy of them first, without end.
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
-// --------------------------------------------------------------------------------------- what torch asks of a device
+// ----------------------------------------------------------------------------------------- what torch asks of a device
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kPrivateUse1; }
@@ -483,7 +485,7 @@ const bool hooked = [] {
   return true;
 }();
 
-// ------------------------------------------------------------------------------------------- what `pretend.py` calls
+// --------------------------------------------------------------------------------------------- what `pretend.py` calls
 
 TORCH_LIBRARY(terrine_pretend, m) {
   m.def("refuse_float64(bool refuse) -> bool", [](bool refuse) { return without_float64.exchange(refuse); });

@@ -1,12 +1,12 @@
 """Builds the pretend device of `pretend.cpp` and registers it as `torch.device("pretend")`, once per process.
 
-The compiled library is kept in the cache folder of the user, under a name made of the source and of torch's version, and
-a lock is held while it is built: test workers that start together compile it once. Where there is no C++ compiler,
+The compiled library is kept in the user's cache folder, under a name made of the source and of torch's version, and a
+lock is held while it is built: test workers that start together compile it once. Where there is no C++ compiler,
 `start()` says so.
 
-Backward passes run in the calling thread, under `torch.autograd.set_multithreading_enabled(False)`: torch starts the
-threads of devices at the first backward pass of a process or never, and a process that has them must not fork.
-`start(own_thread=True)`, before that first pass, gives the device a thread of its own, as cuda has one.
+Backward passes run in the calling thread, inside `used()`: torch starts the threads of devices at the first backward
+pass of a process or never, and a process that has them must not fork. `start(own_thread=True)`, before that first
+pass, gives the device a thread of its own, as cuda has one.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -32,7 +33,7 @@ def start(own_thread: bool = False) -> str | None:
     if sys.platform == "win32":
         return "the pretend device is not built on Windows"
     compiler = os.environ.get("CXX", "c++").split()[0]
-    if shutil.which(compiler) is None or shutil.which("ninja") is None:
+    if shutil.which(compiler) is None or shutil.which("ninja", path=_path()) is None:
         return "the pretend device needs a C++ compiler and ninja"
     if torch._C._get_privateuse1_backend_name() != "privateuseone":
         return "another device is registered in this process"
@@ -44,6 +45,11 @@ def start(own_thread: bool = False) -> str | None:
     torch._register_device_module(NAME, _module())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     return None
+
+
+def _path() -> str:
+    """Where programs are looked for: ninja may be installed next to Python."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 def _build() -> None:
@@ -59,13 +65,14 @@ def _build() -> None:
     with open(folder / "held", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         (folder / "lock").unlink(missing_ok=True)  # torch's own lock, left by a build that was killed
-        cpp_extension.load(
-            f"terrine_{NAME}",
-            [str(SOURCE)],
-            extra_cflags=["-O0"],
-            build_directory=str(folder),
-            is_python_module=False,
-        )
+        with mock.patch.dict(os.environ, PATH=_path()):
+            cpp_extension.load(
+                f"terrine_{NAME}",
+                [str(SOURCE)],
+                extra_cflags=["-O0"],
+                build_directory=str(folder),
+                is_python_module=False,
+            )
 
 
 def _cache() -> Path:
@@ -104,6 +111,18 @@ def _module() -> types.ModuleType:
     made.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     made.refuse_float64 = refuse_float64
     return made
+
+
+@contextmanager
+def used() -> Iterator[torch.device]:
+    """The device, for use in this thread; inside, modules that move to it keep their parameters, tied ones too."""
+    swapped = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # what torch does by itself for cuda and mps
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            yield torch.device(NAME)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swapped)
 
 
 def refuse_float64(refuse: bool) -> bool:

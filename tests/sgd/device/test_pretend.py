@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional as F
+from torch.nn import functional
 
 from . import pretend
 
@@ -30,7 +30,7 @@ def assert_same(here, there):
     torch.testing.assert_close([one.cpu() for one in there], here, rtol=1e-4, atol=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------- mixed devices
+# -------------------------------------------------------------------------------------------------------- mixed devices
 
 MIXED = {
     "sum": lambda a, c: a + c,
@@ -40,9 +40,9 @@ MIXED = {
     "a number of the cpu in place": lambda a, c: c.sum().add_(a.sum()),
     "product": lambda a, c: a @ c,
     "product, the other way": lambda a, c: c @ a,
-    "linear": lambda a, c: F.linear(a, a, c[0]),
+    "linear": lambda a, c: functional.linear(a, a, c[0]),
     "einsum": lambda a, c: torch.einsum("ij,jk->ik", a, c),
-    "convolution": lambda a, c: F.conv1d(a[None], c[None]),
+    "convolution": lambda a, c: functional.conv1d(a[None], c[None]),
     "cat": lambda a, c: torch.cat([a, c]),
     "stack": lambda a, c: torch.stack([c, a]),
     "out": lambda a, c: torch.mul(a, a, out=c),
@@ -54,9 +54,9 @@ MIXED = {
     "scatter": lambda a, c: a.scatter(0, torch.tensor([[0]]), 1.0),
     "index": lambda a, c: a[torch.tensor([0, 1])],
     "put": lambda a, c: operator.setitem(a, c > 0, 0.0),
-    "embedding": lambda a, c: F.embedding(torch.tensor([1]), a),
-    "cross_entropy": lambda a, c: F.cross_entropy(a, torch.tensor([0, 1, 2])),
-    "layer_norm": lambda a, c: F.layer_norm(a, (3,), c[0]),
+    "embedding": lambda a, c: functional.embedding(torch.tensor([1]), a),
+    "cross_entropy": lambda a, c: functional.cross_entropy(a, torch.tensor([0, 1, 2])),
+    "layer_norm": lambda a, c: functional.layer_norm(a, (3,), c[0]),
     "equal": torch.equal,
     "foreach": lambda a, c: torch._foreach_add([a], [c]),
     "vmap": lambda a, c: vmap(torch.mul)(a, c),
@@ -82,7 +82,7 @@ def test_numbers_of_the_cpu_are_taken_where_torch_takes_them(there):
     assert float(a[0, 0]) == 2
 
 
-# ------------------------------------------------------------------------------------------------ modules, as on the CPU
+# ----------------------------------------------------------------------------------------------- modules, as on the CPU
 
 MODULES = {
     "linear": (lambda: nn.Linear(4, 3), rows(5, 4)),
@@ -143,7 +143,7 @@ def test_attention_without_gradients_takes_its_fast_path(there):
 # ----------------------------------------------------------------------------------------------------------- operations
 
 OPERATIONS = {
-    "cross_entropy": lambda x, n: F.cross_entropy(x, n[:4] % 5),
+    "cross_entropy": lambda x, n: functional.cross_entropy(x, n[:4] % 5),
     "einsum": lambda x, n: torch.einsum("ij,kj->ik", x, x),
     "bmm": lambda x, n: x.view(2, 2, 5).bmm(x.view(2, 5, 2)),
     "addmm": lambda x, n: torch.addmm(x[:, :4], x, x.t()),
@@ -159,7 +159,7 @@ OPERATIONS = {
     "repeat_interleave": lambda x, n: x.repeat_interleave(n[:4], dim=0),
     "index_add": lambda x, n: torch.zeros_like(x).index_add_(0, n[:4] % 4, x),
     "as_strided": lambda x, n: x.as_strided((3, 2), (1, 2), 1),
-    "unfold": lambda x, n: F.unfold(x.view(1, 1, 4, 5), 2),
+    "unfold": lambda x, n: functional.unfold(x.view(1, 1, 4, 5), 2),
     "norms": lambda x, n: torch.linalg.vector_norm(x, dim=1),
     "topk": lambda x, n: x.topk(2),
     "arange": lambda x, n: torch.arange(3, device=x.device) + torch.tril_indices(3, 3, device=x.device)[:, :3],
@@ -273,6 +273,15 @@ def test_optimizers_take_the_steps_of_the_cpu(there, kind, foreach):
     assert_same([one.detach() for one in here.parameters()], [one.detach() for one in moved.parameters()])
 
 
+def test_modules_that_move_keep_their_parameters(there):
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    module[1].weight = module[0].weight
+    before = list(module.parameters())
+    assert all(one is two for one, two in zip(before, module.to(there).parameters(), strict=True))
+    assert module[1].weight is module[0].weight
+    assert {one.device.type for one in before} == {pretend.NAME}
+
+
 def test_models_are_saved_and_loaded(there):
     module = nn.Linear(4, 3).to(there)
     file = io.BytesIO()
@@ -297,10 +306,10 @@ DRAWS = {
     "rand_like": lambda on: torch.rand_like(torch.zeros(5, device=on)),
     "bernoulli": lambda on: torch.full((50,), 0.5, device=on).bernoulli(),
     "multinomial": lambda on: torch.ones(50, device=on).multinomial(5),
-    "dropout": lambda on: F.dropout(torch.ones(50, device=on)),
+    "dropout": lambda on: functional.dropout(torch.ones(50, device=on)),
     "in place": lambda on: torch.zeros(5, device=on).normal_().exponential_(),
     "initial weights": lambda on: nn.Linear(4, 3, device=on).weight.detach(),
-    "vmap": lambda on: vmap(F.dropout, randomness="different")(torch.ones(5, 9, device=on)),
+    "vmap": lambda on: vmap(functional.dropout, randomness="different")(torch.ones(5, 9, device=on)),
 }
 
 
@@ -366,7 +375,7 @@ def test_autocast_rounds_products_and_keeps_losses(there):
     module, x = nn.Linear(4, 3, device=there), rows(2, 4).to(there)
     with torch.autocast(pretend.NAME, dtype=torch.bfloat16):
         made = module(x)
-        loss = F.cross_entropy(made, words(2, below=3).to(there))
+        loss = functional.cross_entropy(made, words(2, below=3).to(there))
     assert (made.dtype, loss.dtype) == (torch.bfloat16, torch.float32)
     loss.backward()
     assert module.weight.grad.dtype is torch.float32

@@ -181,6 +181,11 @@ class Recording(TorchFunctionMode):
         found = False
         for tensor in given:
             key = getattr(tensor, _TAG, None)
+            if key is None and hasattr(tensor, "lot"):
+                raise InvalidArgument(
+                    "the model uses a tensor of the lot that is none of its arguments, or inside an object: every "
+                    "example would see all others; want it among the arguments, in lists, tuples or dicts"
+                )
             if key is not None:
                 if key is not self._key:
                     raise InvalidArgument(

@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -35,8 +37,8 @@ class Out(Protocol):
     loss: Any
     outputs: set[Any]  # the autograd nodes of the model's outputs
 
-    def allow(self, total: Total) -> None:
-        """A backward pass from this total is about to begin."""
+    def backward(self, totals: Sequence[Total]) -> AbstractContextManager[None]:
+        """Within, gradients are taken in: a backward pass from these totals."""
         ...
 
 
@@ -63,6 +65,9 @@ class LotTensor(Tensor):
         raise InvalidArgument(
             "as_subclass: a tensor of a private lot stays one; want operations that keep examples apart"
         )
+
+    def __copy__(self) -> LotTensor:
+        return handed(plain(self), self.lot, self.status)
 
     def __deepcopy__(self, _memo: Any) -> LotTensor:
         return handed(plain(self).detach().clone(), self.lot, self.status)
@@ -221,8 +226,8 @@ def _write(call: Call, base: str, target: Any) -> Any:
 def _backward(func: Any, losses: list[LotTensor], lot: Out, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """`loss.backward()` or `torch.autograd.backward(losses)`, from totals alone."""
     if lot.loss is not None:
-        lot.allow(Total(1.0, is_mean=False))
-        lot.loss().backward()
+        with lot.backward([Total(1.0, is_mean=False)]):
+            lot.loss().backward()
         return
     for loss in losses:
         if not isinstance(loss.status, Total):
@@ -236,10 +241,8 @@ def _backward(func: Any, losses: list[LotTensor], lot: Out, args: tuple[Any, ...
     further = [value for value in (*args[1:2], kwargs.get("gradient"), kwargs.get("inputs")) if value is not None]
     if further or kwargs.get("create_graph") or (len(args) > 3 and args[3]):
         raise InvalidArgument("backward(gradient=, inputs=, create_graph=): want loss.backward() alone")
-    for loss in losses:
-        assert isinstance(loss.status, Total)
-        lot.allow(loss.status)
-    func(*args, **kwargs)
+    with lot.backward([loss.status for loss in losses if isinstance(loss.status, Total)]):
+        func(*args, **kwargs)
 
 
 def _own_function(node: Any, outputs: set[Any]) -> str:
