@@ -59,6 +59,32 @@ class UNet(nn.Module):
         return found.mean((2, 3))
 
 
+class Words(nn.Module):
+    """A tiny model of the transformers library, with random weights: the next word, or the same one."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        import transformers
+
+        self.kind = kind
+        if kind == "t5":
+            config = transformers.T5Config(vocab_size=500, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
+            self.model = transformers.T5ForConditionalGeneration(config).eval()
+            return
+        config = transformers.GPT2Config(vocab_size=500, n_positions=64, n_embd=64, n_layer=4, n_head=4)
+        self.model = transformers.GPT2LMHeadModel(config).eval()
+        if kind == "checkpointed":
+            self.model.gradient_checkpointing_enable()
+            self.model.train()
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = (
+            {"decoder_input_ids": x, "attention_mask": (x > 10).long()} if self.kind == "t5" else {"use_cache": False}
+        )
+        found: Tensor = self.model(input_ids=x, **given).logits
+        return found.movedim(-1, 1)
+
+
 def mlp(*widths: int) -> nn.Module:
     layers = [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
@@ -104,7 +130,16 @@ def text() -> tuple[Tensor, Tensor]:
     return found[:, :-1], found[:, 1:]
 
 
+def short() -> tuple[Tensor, Tensor]:
+    """Texts of 500 words, and the word that follows each."""
+    found = torch.randint(500, (16, 33))
+    return found[:, :-1], found[:, 1:]
+
+
 sgd.WORKLOADS = (
+    Workload("gpt2", "GPT-2 of transformers, d 64, 4 layers, length 32, lot 16", lambda: Words("gpt2"), short),
+    Workload("checkpointed", "the same with gradient checkpointing", lambda: Words("checkpointed"), short),
+    Workload("t5", "T5 of transformers with a mask, d 64, 2 + 2 layers, length 32, lot 16", lambda: Words("t5"), short),
     Workload("lenet", "LeNet, lot 128", lenet, images(128, 1, 28, 28)),
     Workload("mlp", "MLP 784-256-128-10, lot 256", lambda: mlp(784, 256, 128, 10), images(256, 784)),
     Workload("deep", "MLP of 6 layers of 512, lot 512", lambda: mlp(*[512] * 6, 10), images(512, 512)),

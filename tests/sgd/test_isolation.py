@@ -17,7 +17,7 @@ N = 4
 class Lot:
     """A lot that is out, as the tensors see it."""
 
-    size, loss = N, None
+    size, loss, number = N, None, 0
 
     def __init__(self):
         self.outputs = set()
@@ -293,7 +293,8 @@ def test_losses_are_totals():
     mean, total = functional.cross_entropy(x, y), functional.cross_entropy(x, y, reduction="sum")
     assert mean.status == (0.5 * mean + 1.0).status == sum([mean, mean]).status == Total(N, is_mean=True)
     assert total.status == Total(1.0, is_mean=False)
-    assert (total / 7).status == Total(7.0, is_mean=True)
+    assert (total / 7).status == Total(7.0, is_mean=True, divided=True)
+    assert (total + total / 7).status == Total(1.0, is_mean=False)
     assert torch.stack([mean, mean]).mean().status == mean.status
     assert isinstance((mean + total).status, Mixed)
 
@@ -332,6 +333,8 @@ def test_changes_in_place_that_keep_examples_apart():
     torch.testing.assert_close(plain(x), (expected * PUBLIC).clamp(min=-1))
 
 
-def test_tensors_of_two_lots_do_not_meet():
+def test_tensors_of_two_lots_never_go_backward_together():
+    found = given()[0].sum() + given()[0].sum()
+    assert isinstance(found.status, Mixed)
     with pytest.raises(InvalidArgument, match="two lots"):
-        given()[0] + given()[0]
+        found.backward()

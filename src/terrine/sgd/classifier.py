@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import nn
 from terrine import check
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import Budget
+from terrine.sgd import generators
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import Account
 from terrine.sgd.training import Trainer
@@ -126,7 +128,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _module(self, features: int, classes: int) -> nn.Module:
         if isinstance(self.module, nn.Module):
             return copy.deepcopy(self.module)
-        with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
+        with generators.untouched() if self.seed is not None else nullcontext():
             if self.seed is not None:
                 torch.manual_seed(self.seed)
             if self.module is not None:
@@ -138,7 +140,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @torch.no_grad()
     def _check_module(self, features: int) -> None:
         """A module of other outputs would give probabilities for classes that there are not."""
-        found = tuple(copy.deepcopy(self.module_).eval()(torch.zeros(1, features)).shape)
+        home = next((one.device for one in self.module_.parameters()), None)
+        found = tuple(copy.deepcopy(self.module_).eval()(torch.zeros(1, features, device=home)).shape)
         if found != (1, len(self.classes_)):
             raise InvalidArgument(
                 f"module: gives shape {found} for one row; want (1, {len(self.classes_)}), one number for each class"

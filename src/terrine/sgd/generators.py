@@ -28,11 +28,13 @@ def seed(secret: bytes | None) -> None:
 @contextmanager
 def untouched() -> Iterator[None]:
     """Whatever is drawn inside, outside nothing was."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()
+    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    device = torch.device("cpu") if found is None else found
+    before, numpy_state, python_state = states(device), np.random.get_state(), random.getstate()
     try:
-        with torch.random.fork_rng(devices=[]):
-            yield
+        yield
     finally:
+        restore(before, device)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
 

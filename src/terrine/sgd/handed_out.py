@@ -7,25 +7,29 @@ all its gradients.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument
 from terrine.sgd import generators
-from terrine.sgd.clipping.alone import CHECKED_EVERY, Way, check_company, groups, together, way_of
+from terrine.sgd.clipping.alone import CHECKED_EVERY, Attributes, Way, check_company, groups, together, way_of
 from terrine.sgd.clipping.microbatches import FIRST, Cost, cut_loop
 from terrine.sgd.clipping.one_by_one import Recomputed, recomputed
 from terrine.sgd.clipping.recording import Divided, Recording
 from terrine.sgd.clipping.summing import Clipped, Sums
+from terrine.sgd.clipping.use import Unfollowed
 from terrine.sgd.isolation import LotTensor, Mixed, Rows, Total, handed, plain
 from terrine.sgd.lots import Piece
 from terrine.sgd.step import Step
+
+_COUNT = itertools.count()
 
 
 class HandedOut:
@@ -33,6 +37,7 @@ class HandedOut:
 
     def __init__(self, step: Step, piece: Piece) -> None:
         self.size, self.loss = piece.size, None  # type: int, Callable[[], Tensor] | None
+        self.number = next(_COUNT)
         self.outputs: set[Any] = set()  # the autograd nodes of the model's outputs
         self.measured: Cost | None = None
         self._step = step
@@ -42,12 +47,14 @@ class HandedOut:
         self._parts: list[tuple[Tensor, Recording | Recomputed]] = []  # microbatches: which examples, what they did
         self._norms: dict[int, Tensor] = {}  # of microbatches that were clipped, by their place
         self._sums = Sums(step.parameters)
+        self._modules = tuple(step.model.modules())
 
     # -- the model -------------------------------------------------------------------------------------
 
     def forward(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The outputs of the model, whose own forward method is `original`, for every example alone."""
         call = _Call(original, *pytree.tree_flatten((args, kwargs)), self.size)
+        self._attributes = Attributes(self._modules)  # as the loop has left them
         records = torch.is_grad_enabled()
         if records:
             self._calls += 1
@@ -59,7 +66,7 @@ class HandedOut:
         outputs = self._passed(call) if records else [self._run(call, slice(None), {})[0]]
         leaves, nesting = call.joined(outputs, self._order() if records else None)
         if self._step.taken % CHECKED_EVERY == 0 and self._calls <= 1:
-            call.check_company()
+            call.check_company(self._modules)
         made = [self._given(leaf, call) for leaf in leaves]
         return pytree.tree_unflatten(made, nesting)
 
@@ -82,6 +89,10 @@ class HandedOut:
             return [(which, *self._run(call, which, self._step.parameters))]
         except Divided as divided:
             parts = [which[group] for group in groups(divided.answers)]
+            if 2 * len(parts) > len(which):  # hardly two agree: none of them under vmap
+                alone = [(one, call.rows(one)) for one in which.split(1)]
+                attributes, own = self._attributes, self._step.parameters
+                return [(one, *recomputed(call.alone, rows, own, attributes=attributes)) for one, rows in alone]
             return [one for part in parts for one in self._divided(call, part)]
 
     def _run(self, call: _Call, which: Any, parameters: Any) -> tuple[Any, Any]:
@@ -91,7 +102,7 @@ class HandedOut:
         while not way.one_by_one:
             made = Recording(parameters, len(rows[0]), lifted=way.lifted, shielded=way.shielded)
             try:
-                return together(call.alone, rows, made, tuple(self._step.model.modules())), made
+                return together(call.alone, rows, made, self._modules, self._attributes), made
             except Divided:
                 if not parameters:
                     way = Way(one_by_one=True)
@@ -100,15 +111,15 @@ class HandedOut:
             except Exception as failure:  # whatever it is: what is wrong with the model itself, one by one will say
                 way.give_way(self._step.model, failure)
                 generators.restore(before, rows[0].device)
-        return recomputed(call.alone, rows, parameters)
+        return recomputed(call.alone, rows, parameters, attributes=self._attributes)
 
     def _again(self, call: _Call, which: Tensor, made: Recording | Recomputed) -> Any:
         """A further forward pass of a microbatch, on the same recording."""
         if isinstance(made, Recomputed):
-            found, _ = recomputed(call.alone, call.rows(which), self._step.parameters, made)
+            found, _ = recomputed(call.alone, call.rows(which), self._step.parameters, made, self._attributes)
             return found
         try:
-            return together(call.alone, call.rows(which), made, tuple(self._step.model.modules()))
+            return together(call.alone, call.rows(which), made, self._modules, self._attributes)
         except Divided as divided:
             raise InvalidArgument(
                 "a second forward pass on one lot asks its examples a question that they answer differently; want one "
@@ -122,10 +133,27 @@ class HandedOut:
             return [every]
         if call.key not in way.costs and not way.one_by_one:
             with generators.replayed(call.device), suppress(Divided):
-                _, made = self._run(call, torch.arange(FIRST), self._step.parameters)
+                (leaves, _), made = self._run(call, torch.arange(FIRST), self._step.parameters)
                 way.costs[call.key] = made.bytes / FIRST, 0.0
+                if isinstance(made, Recording) and self._reaches(leaves):
+                    way.lifted = True
+                    way.give_way(self._step.model, Unfollowed("a parameter was used where the recording cannot see it"))
         sizes = cut_loop(self.size, way.costs.get(call.key, (0.0, 0.0)), self._step.parameters)
         return list(every.split(1 if way_of(self._step.model).one_by_one else sizes))
+
+    def _reaches(self, leaves: list[Any]) -> bool:
+        """Whether autograd would take a gradient of the whole lot to a parameter, as of a scripted function."""
+        own, seen = {id(one) for one in self._step.parameters.values()}, set()
+        left = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
+        while left:
+            node = left.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if id(getattr(node, "variable", None)) in own:
+                return True
+            left += [one for one, _ in node.next_functions]
+        return False
 
     def _order(self) -> Tensor | None:
         """What puts the microbatches' examples back in order; None where they are."""
@@ -177,7 +205,7 @@ class HandedOut:
         with torch.no_grad():
             contributions, squares = made.finish()
             rule = self._step.rule
-            none = torch.zeros(len(which))
+            none = torch.zeros(len(which), device=next(iter(self._step.parameters.values())).device)
             scale = 1.0 if self._undo is None else self._undo
             self._norms[place] = self._sums.add(contributions, squares, rule, scale) if squares else none
 
@@ -295,13 +323,13 @@ class _Call:
         split = leaf.unflatten(axis + 1, (self._outer, self._inner)).movedim(0, axis + 1)
         return split.flatten(axis, axis + 2), lot, Rows(axis, self._inner)
 
-    def check_company(self) -> None:
+    def check_company(self, modules: Sequence[nn.Module]) -> None:
         """Try two examples together.
 
         Raises: InvalidArgument where the model gives them other outputs than alone.
         """
         if all(outer == rows.inner == 1 for _, rows, outer in self._places):
-            check_company(self._whole, self.alone, self._physical)
+            check_company(self._whole, self.alone, self._physical, modules)
 
 
 class Withheld:

@@ -114,7 +114,15 @@ class _Reader(Dataset[Any]):
         if not len(indices):
             return empty_like(self._collate([self._dataset[0]]))
         examples = [self._dataset[index] for index in indices.tolist()]  # one by one: `__getitems__` could mix them
-        return self._collate(examples) if self._collate is default_collate else collated(self._collate, examples)
+        if self._collate is not default_collate:
+            return collated(self._collate, examples)
+        try:
+            return default_collate(examples)
+        except RuntimeError as error:
+            raise InvalidArgument(
+                f"dataset: examples of different shapes ({str(error).splitlines()[0]}); want one shape, padded to a "
+                "public length"
+            ) from error
 
 
 def collated(collate: Collate, examples: list[Any]) -> Any:

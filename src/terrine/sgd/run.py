@@ -10,7 +10,7 @@ A step without a lot, a second one, or one after the plan's last is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.clipping.alone import each_alone
+from terrine.sgd.clipping.alone import CHECKED_EVERY, check_company, each_alone
 from terrine.sgd.clipping.examples import is_unwatched, tensors, unwatched
 from terrine.sgd.devices import moved
 from terrine.sgd.handed_out import HandedOut
@@ -143,7 +143,8 @@ class Run:
 
     def _leak(self, name: str) -> Callable[[Tensor], None]:
         def hook(_: Tensor) -> None:
-            self._leaked.add(name)
+            if not is_unwatched():
+                self._leaked.add(name)
 
         return hook
 
@@ -193,12 +194,15 @@ class Run:
         assert criterion is not None
         leaves, nesting = pytree.tree_flatten((outputs, target))
 
-        def alone(*row: Tensor) -> Tensor:
-            given = iter(row)
+        def both(rows: Sequence[Tensor]) -> Tensor:
+            given = iter(rows)
             lot = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            return criterion(*pytree.tree_unflatten(lot, nesting)).sum()
+            return criterion(*pytree.tree_unflatten(lot, nesting))
 
-        return each_alone(alone, [plain(leaf) for leaf in leaves if isinstance(leaf, Tensor)]).sum()
+        rows = [plain(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        if self.step.taken % CHECKED_EVERY == 0:
+            check_company(both, lambda *row: both([one.unsqueeze(0) for one in row]), [row.detach() for row in rows])
+        return each_alone(lambda *row: both(row).sum(), rows).sum()
 
     # -- the optimizer ---------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class Step:
                     self._sums[name] = value
         if isinstance(self.plan.rule, Adaptive):
             # One count per example, +1/2 within the bound and -1/2 beyond (or not finite): it moves it by 1/2.
-            self._within += float((clipped.norms <= self.bound).double().sub(0.5).sum())
+            self._within += float((clipped.norms <= self.bound).sum()) - 0.5 * len(clipped.norms)
 
     def check_parameters(self, optimizer: Optimizer) -> None:
         """Refuse to step where other parameters are trained than when the run began: nothing clips their gradients.

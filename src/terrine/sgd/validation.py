@@ -42,7 +42,7 @@ def right(output: Tensor, target: Tensor) -> Tensor:
             f"outputs of shape {tuple(output.shape)} for {target.dtype} targets of shape {tuple(target.shape)}: want "
             "one output for each class, and whole numbers for targets"
         )
-    found = (output.argmax(dim=1) == target).double()
+    found = (output.argmax(dim=1) == target).float()
     return found if found.dim() == 1 else found.flatten(1).mean(1)
 
 

@@ -175,9 +175,8 @@ def test_a_single_example(device):
     compared(Attentive, SERIES, device, count=1)
 
 
-# terrine.sgd.clipping.lot.clipped_sum makes the norms of an empty lot on the CPU: torch.zeros(size).
-# def test_no_example(device):
-#     compared(mlp, FEATURES, device, count=0)
+def test_no_example(device):
+    compared(mlp, FEATURES, device, count=0)
 
 
 def test_autocast(device):
@@ -366,35 +365,30 @@ def test_without_float64(poor, make, shape):
     compared_loops(make, shape, poor, plan(), criterion=CRITERION if make is Strange else None)
 
 
-# terrine.sgd.step.Step.add counts the norms within the bound in float64 on the device: .double().sub(0.5).sum().
-# def test_adaptive_clipping_without_float64(poor):
-#     compared_loops(mlp, FEATURES, poor, plan(clip=sgd.Adaptive(quantile=0.5)))
+def test_adaptive_clipping_without_float64(poor):
+    compared_loops(mlp, FEATURES, poor, plan(clip=sgd.Adaptive(quantile=0.5)))
 
 
-# terrine.sgd.validation.right makes float64 on the device: .double().
-# def test_the_trainer_without_float64(poor):
-#     test_the_trainer(poor, "public")
-#     test_the_trainer(poor, "budgeted")
+def test_the_trainer_without_float64(poor):
+    test_the_trainer(poor, "public")
+    test_the_trainer(poor, "budgeted")
 
 
-# terrine.sgd.generators.untouched gives back the CPU's generators only, and `seed` seeds those of every device.
-# def test_the_generators_of_the_device_are_untouched(there):
-#     before = torch.get_device_module(there).get_rng_state(there)
-#     with generators.untouched():
-#         generators.seed(bytes(32))
-#         torch.randn(3, device=there)
-#     assert torch.equal(before, torch.get_device_module(there).get_rng_state(there))
+def test_the_generators_of_the_device_are_untouched(there):
+    before = torch.get_device_module(there).get_rng_state(there)
+    with generators.untouched():
+        generators.seed(bytes(32))
+        torch.randn(3, device=there)
+    assert torch.equal(before, torch.get_device_module(there).get_rng_state(there))
 
 
-# terrine.sgd.classifier.PrivateClassifier._check_module tries a module with a row on the CPU: torch.zeros(1, features);
-# ._module seeds the generators of every device for `seed=` and gives back the CPU's only.
-# def test_the_classifier_with_a_module_of_the_device(there):
-#     x, y = examples(FEATURES, 200)
-#     before = torch.get_device_module(there).get_rng_state(there)
-#     classifier = sgd.PrivateClassifier(module=mlp().to(there), epsilon=3.0, delta=1e-3, epochs=1, seed=1)
-#     classifier.fit(x.numpy(), y.numpy())
-#     assert classifier.predict(x.numpy()).shape == (200,)
-#     assert torch.equal(before, torch.get_device_module(there).get_rng_state(there))
+def test_the_classifier_with_a_module_of_the_device(there):
+    x, y = examples(FEATURES, 200)
+    before = torch.get_device_module(there).get_rng_state(there)
+    classifier = sgd.PrivateClassifier(module=mlp().to(there), epsilon=3.0, delta=1e-3, epochs=1, seed=1)
+    classifier.fit(x.numpy(), y.numpy())
+    assert classifier.predict(x.numpy()).shape == (200,)
+    assert torch.equal(before, torch.get_device_module(there).get_rng_state(there))
 
 
 THREADED = """

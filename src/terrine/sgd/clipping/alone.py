@@ -50,7 +50,7 @@ class Way:
 
         Raises: the failure, where it is one of ours or there is no other way.
         """
-        if isinstance(failure, TerrineError | Divided) or self.one_by_one:
+        if isinstance(failure, TerrineError | Divided) or self.one_by_one or "same device" in str(failure):
             raise failure
         if _CHECKPOINTED in str(failure) and not self.shielded:
             self.shielded = True
@@ -72,8 +72,49 @@ CHECKED_EVERY = 100  # steps: how often two examples are tried together
 _CHECKPOINTED = "terrine: saved tensors are recomputed"
 
 
+class Attributes:
+    """The numbers and flags that a model's modules hold as attributes: every microbatch of a lot begins with the same.
+
+    A counter goes on from lot to lot; what was changed after Python had read something of an example is refused.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._before = [(module, _plain_attributes(module)) for module in modules]
+
+    def restore(self) -> None:
+        """Put them back as they were when the lot began."""
+        for module, before in self._before:
+            vars(module).update(before)
+
+    def check(self, recording: Recording) -> None:
+        """Refuse a forward pass that keeps what an example said.
+
+        Raises: InvalidArgument
+        """
+        if not recording.asked:
+            return
+        for module, before in self._before:
+            if _plain_attributes(module) != before:
+                vars(module).update(before)
+                raise InvalidArgument(
+                    f"{type(module).__name__}: an attribute is changed in a forward pass that reads numbers of its "
+                    "examples (item(), if), so those of an earlier lot could meet later ones; want none kept"
+                )
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if type(value) in _PLAIN and name != "training"}
+
+
+_PLAIN = (int, float, bool, str, type(None))
+
+
 def together(
-    function: Callable[..., Any], rows: Sequence[Tensor], recording: Recording, modules: Sequence[nn.Module]
+    function: Callable[..., Any],
+    rows: Sequence[Tensor],
+    recording: Recording,
+    modules: Sequence[nn.Module] = (),
+    attributes: Attributes | None = None,
 ) -> Outputs:
     """`function` of every example's rows, under vmap.
 
@@ -83,6 +124,8 @@ def together(
     """
     kept: list[Outputs] = []
     before = [_held(module) for module in modules]
+    if attributes is not None:
+        attributes.restore()
 
     def one(marker: Tensor, *row: Tensor) -> tuple[Tensor, ...]:
         recording.begin(marker, row)
@@ -98,6 +141,8 @@ def together(
     else:
         with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED):
             found = torch.vmap(one, randomness="different")(marker, *rows)
+    if attributes is not None:
+        attributes.check(recording)
     (leaves, nesting), made = kept[0], iter(found)
     return [next(made) if isinstance(leaf, Tensor) else leaf for leaf in leaves], nesting
 
@@ -133,13 +178,30 @@ def each_alone(function: Callable[..., Tensor], rows: Sequence[Tensor]) -> Tenso
     """`function` of every example's rows as lots of one, examples first; one after the other where vmap cannot."""
     before = generators.states(rows[0].device)
     try:
-        return torch.vmap(lambda *row: function(*(one.unsqueeze(0) for one in row)), randomness="different")(*rows)
+        found, _ = together(
+            lambda *row: function(*(one.unsqueeze(0) for one in row)), rows, Recording({}, len(rows[0]))
+        )
+        return found[0]  # type: ignore[no-any-return]
+    except TerrineError:
+        raise
     except Exception:  # whatever vmap cannot do
         generators.restore(before, rows[0].device)
-        return torch.stack([function(*(row[index : index + 1] for row in rows)) for index in range(len(rows[0]))])
+        return torch.stack([_one_alone(function, [row[i : i + 1] for row in rows]) for i in range(len(rows[0]))])
 
 
-def check_company(whole: Callable[[list[Tensor]], Any], alone: Callable[..., Any], rows: Sequence[Tensor]) -> None:
+def _one_alone(function: Callable[..., Tensor], row: list[Tensor]) -> Tensor:
+    watch = Recording({}, 1)
+    watch.begin(None, row)
+    with watch:
+        return function(*row)
+
+
+def check_company(
+    whole: Callable[[list[Tensor]], Any],
+    alone: Callable[..., Any],
+    rows: Sequence[Tensor],
+    modules: Sequence[nn.Module] = (),
+) -> None:
     """The seat belt: tries two random examples together and alone, with all that is random held still.
 
     Nothing depends on it but what its user thinks a model does: examples are apart all the same.
@@ -152,31 +214,40 @@ def check_company(whole: Callable[[list[Tensor]], Any], alone: Callable[..., Any
     given = [row[pair] for row in rows]
     before = generators.states(rows[0].device)
     watch = Recording({}, 1, still=True)
+    attributes = Attributes(modules)
     try:
         calls = [(whole, given), *((lambda row: alone(*row), [row[i] for row in given]) for i in (0, 1))]
-        found = [_leaves(watch, function, lot) for function, lot in calls]
-        drawn = not all(map(torch.equal, before, generators.states(rows[0].device)))
+        found = [_leaves(watch, function, lot, attributes) for function, lot in calls]
     except TerrineError:
         raise
     except Exception:  # a model that cannot take two examples has none to mix
         return
     finally:
+        attributes.restore()
         generators.restore(before, rows[0].device)
     numbers = [one for one in (*given, *found[0]) if one.is_floating_point()]
     rounding = max((_reach(one) * 1e3 * torch.finfo(one.dtype).eps for one in numbers), default=0.0)
-    for both, one, other in () if drawn else zip(*found, strict=False):
+    for both, one, other in zip(*found, strict=False):
         if not _is_joined(both, one, other, rounding, watch.ignores):
+            fits = both.numel() == 2 * one.numel() or both.dim() == 0
+            what = (
+                "other numbers than each has alone" if fits else f"outputs of shape {tuple(both.shape)}, not twice one"
+            )
             raise InvalidArgument(
-                f"two examples have outputs of shape {tuple(both.shape)}, one alone of {tuple(one.shape)}, or other "
-                "numbers than alone: the model or the loss mixes examples (batch statistics, a sum over the lot); want "
-                "every example treated by itself, and examples as the outputs' first dimension"
+                f"two examples together have {what} ({tuple(one.shape)}): the model or the loss mixes examples, by "
+                "batch statistics, a sum or a branch over the lot, or has no dimension for them; want every example "
+                "treated by itself, and examples as the outputs' first dimension"
             )
 
 
-def _leaves(watch: Recording, function: Callable[[list[Tensor]], Any], given: list[Tensor]) -> list[Tensor]:
-    """The floating-point tensors that a function of a lot returns."""
+def _leaves(
+    watch: Recording, function: Callable[[list[Tensor]], Any], given: list[Tensor], attributes: Attributes
+) -> list[Tensor]:
+    """The floating-point tensors that a function of a lot returns; every call begins with the same generators."""
+    attributes.restore()
+    given = [one.clone() for one in given]  # which it may write to
     watch.begin(None, given)
-    with torch.no_grad(), watch:
+    with torch.no_grad(), generators.untouched(), watch:
         found = pytree.tree_leaves(function(given))
     return [leaf for leaf in found if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -83,5 +84,13 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def widest(tensor: Tensor) -> torch.dtype:
-    """The widest floating-point type of the tensor's device: float64, but for Apple's GPUs."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
+    """The widest floating-point type of the tensor's device: float64 where there is one."""
+    return _widest(tensor.device.type)
+
+
+@lru_cache(maxsize=16)
+def _widest(device: str) -> torch.dtype:
+    try:
+        return torch.zeros((), dtype=torch.float64, device=device).dtype
+    except (RuntimeError, TypeError):  # such as Apple's GPUs
+        return torch.float32

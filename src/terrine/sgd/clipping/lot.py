@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.sgd import generators
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
-from terrine.sgd.clipping.alone import CHECKED_EVERY, Way, check_company, groups, together, way_of
+from terrine.sgd.clipping.alone import CHECKED_EVERY, Attributes, Way, check_company, groups, together, way_of
 from terrine.sgd.clipping.examples import Criterion, Lot, bags, call, check_rows, count, trained, unwatched
 from terrine.sgd.clipping.microbatches import FIRST, Cost, cut
+from terrine.sgd.clipping.one_by_one import gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule, refuse_strange
 from terrine.sgd.clipping.recording import Divided, Recording
 from terrine.sgd.clipping.summing import Clipped, Sums
@@ -58,13 +59,15 @@ def clipped_sum(
     refuse_strange(rule, parameters)
     sums = Sums(parameters)
     if size == 0 or not parameters:
-        return Clipped(sums.totals(), torch.zeros(size))
+        home = next(iter(parameters.values())).device if parameters else None
+        return Clipped(sums.totals(), torch.zeros(size, device=home))
     work = _Work(model, criterion, parameters, rule, sums, way_of(model), *pytree.tree_flatten((x, y)))
     room = math.inf if memory is None else check.positive("memory", memory)
     if raw:
         norms = work.bags(raw)
         return Clipped(sums.totals(), norms)
     work.modules = tuple(model.modules())
+    work.attributes = Attributes(work.modules)
     work.check_company()
     parts, start = [], 0
     for many in work.cut(size, room) if chunk is None else _of(size, chunk):
@@ -87,13 +90,17 @@ class _Work:
     nesting: Any
     cost: Cost = (0.0, 0.0)  # of one example in the last microbatch
     modules: tuple[nn.Module, ...] = ()
+    attributes: Attributes = field(default_factory=lambda: Attributes(()))
     whole: int = 0  # how many of the first tensors are an example's as they are, without a dimension of examples
 
     def check_company(self) -> None:
         """At the first lot and every hundredth: whether the model treats two examples together as it does alone."""
         if self.way.steps % CHECKED_EVERY == 0:
             check_company(
-                self._outputs, lambda *row: self._outputs([one.unsqueeze(0) for one in row]), self.rows(slice(None))
+                self._outputs,
+                lambda *row: self._outputs([one.unsqueeze(0) for one in row]),
+                self.rows(slice(None)),
+                self.modules,
             )
         self.way.steps += 1
 
@@ -133,7 +140,10 @@ class _Work:
             try:
                 return self._together(rows)
             except Divided as divided:
-                return self._apart(rows, groups(divided.answers))
+                parts = groups(divided.answers)
+                if 2 * len(parts) > len(rows[0]):
+                    break
+                return self._apart(rows, parts)
             except Exception as failure:  # whatever it is: what is wrong with the model itself, one by one will say
                 self.way.give_way(self.model, failure)
                 generators.restore(before, self._device)
@@ -143,7 +153,7 @@ class _Work:
         size = len(rows[0])
         recording = Recording(self.parameters, size, lifted=self.way.lifted, shielded=self.way.shielded)
         with torch.enable_grad():
-            (losses,), _ = together(self._loss, rows, recording, self.modules)
+            (losses,), _ = together(self._loss, rows, recording, self.modules, self.attributes)
             if losses.requires_grad:
                 _, *leaked = torch.autograd.grad(losses.sum(), [ANCHOR, *self.parameters.values()], allow_unused=True)
                 if any(gradient is not None for gradient in leaked):
@@ -163,22 +173,22 @@ class _Work:
 
     def _alone(self, row: list[Tensor]) -> Tensor:
         """Add one example's clipped gradient, by plain autograd."""
-        watch = Recording({}, 1)
-        watch.begin(None, row)
-        with watch, torch.enable_grad():
-            loss = self._loss(*row)
-            found = (
-                torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
-                if loss.requires_grad
-                else ()
-            )
-        gradients = {
-            name: gradient.unsqueeze(0)
-            for name, gradient in zip(self.parameters, found, strict=False)
-            if gradient is not None
-        }
+        before = generators.states(self._device)
+
+        def run() -> tuple[list[Tensor], list[Tensor]]:
+            generators.restore(before, self._device)
+            watch = Recording({}, 1)
+            watch.begin(None, row)
+            self.attributes.restore()
+            with watch, torch.enable_grad():
+                loss = self._loss(*row)
+            self.attributes.check(watch)
+            return ([loss], [torch.ones_like(loss)]) if loss.requires_grad else ([], [])
+
+        found = gradients(run, list(self.parameters.values()))
+        made = {name: one.unsqueeze(0) for name, one in zip(self.parameters, found, strict=False) if one is not None}
         with torch.no_grad():
-            return self.sums.add_rows(gradients, self.rule) if gradients else torch.zeros(1, device=loss.device)
+            return self.sums.add_rows(made, self.rule) if made else torch.zeros(1, device=self._device)
 
     def _loss(self, *row: Tensor) -> Tensor:
         """The loss of a lot of one."""

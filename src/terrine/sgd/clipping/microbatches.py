@@ -15,7 +15,7 @@ from torch import nn
 
 FIRST = 4  # examples that are tried
 LEAST, MOST = 64 << 20, 320 << 20  # bytes of one microbatch
-KEPT = 24 << 20  # bytes of one whose kept gradients are many
+KEPT = 48 << 20  # bytes of one whose kept gradients are many
 SHARE = 0.85  # of what the plain step would keep
 RECORDED, PASSES = 40 << 20, 8  # bytes that are worth a microbatch of a loop, alone and for each byte of parameters
 WAITING = 0.36  # of what the whole lot of a loop takes

@@ -8,6 +8,7 @@ gradient checkpointing and functions with a backward pass of their own included.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from terrine.sgd import generators
+from terrine.sgd.clipping.alone import Attributes
 from terrine.sgd.clipping.contribution import Contribution, Dense
+from terrine.sgd.clipping.examples import unwatched
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.recording import Recording
 from terrine.sgd.clipping.use import ANCHOR
@@ -50,13 +53,42 @@ class Recomputed:
         return found, {name: part.squares() for name, part in found.items()}
 
 
+def gradients(run: Callable[[], tuple[Any, Any]], parameters: list[nn.Parameter]) -> Sequence[Tensor | None]:
+    """The gradients, by parameters, of outputs and their gradients as `run` gives them; empty where there are none."""
+    outputs, given = run()
+    if not outputs:
+        return []
+    try:
+        return torch.autograd.grad(outputs, parameters, given, allow_unused=True)
+    except RuntimeError as failure:
+        if "use_reentrant" not in str(failure):
+            raise
+    outputs, given = run()  # reentrant checkpointing: gradients can only be had from `grad`
+    before = [parameter.grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        with unwatched():
+            torch.autograd.backward(outputs, given)
+        return [parameter.grad for parameter in parameters]
+    finally:
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
+
+
 def recomputed(
-    function: Callable[..., Any], rows: Sequence[Tensor], parameters: Any, made: Recomputed | None = None
+    function: Callable[..., Any],
+    rows: Sequence[Tensor],
+    parameters: Any,
+    made: Recomputed | None = None,
+    attributes: Attributes | None = None,
 ) -> tuple[Any, Recomputed]:
     """The outputs of `function` for every example's rows, examples first, and what will know their gradients."""
     made = made or Recomputed(parameters, len(rows[0]))
     kept: list[Any] = []
-    found: Any = _OneByOne.apply(ANCHOR if parameters else None, function, rows, made, kept)  # type: ignore[no-untyped-call]
+    found: Any = _OneByOne.apply(  # type: ignore[no-untyped-call]
+        ANCHOR if parameters else None, partial(_run, function, attributes), rows, made, kept
+    )
     leaves, nesting = kept[0]
     tensors = iter(found)
     return ([next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in leaves], nesting), made
@@ -64,12 +96,12 @@ def recomputed(
 
 class _OneByOne(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, _anchor: Any, function: Any, rows: Any, made: Recomputed, kept: list[Any]) -> Any:
-        ctx.function, ctx.given, ctx.made, ctx.states = function, rows, made, []
+    def forward(ctx: Any, _anchor: Any, run: Any, rows: Any, made: Recomputed, kept: list[Any]) -> Any:
+        ctx.run, ctx.given, ctx.made, ctx.states = run, rows, made, []
         outputs: list[list[Tensor]] = []
         for index in range(made.examples):
             ctx.states.append(generators.states(rows[0].device))
-            leaves, nesting = _run(function, [row[index] for row in rows])
+            leaves, nesting = run([row[index] for row in rows])
             kept.append((leaves, nesting))
             outputs.append([leaf for leaf in leaves if isinstance(leaf, Tensor)])
         stacked = tuple(torch.stack(several) for several in zip(*outputs, strict=True))
@@ -78,34 +110,40 @@ class _OneByOne(torch.autograd.Function):
         return stacked
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        made, parameters = ctx.made, list(ctx.made.parameters.values())
+    def backward(ctx: Any, *given: Any) -> Any:
+        made, device = ctx.made, ctx.given[0].device
         made.allowed()
-        device = ctx.given[0].device
         after = generators.states(device)
-        for index in range(made.examples):
+
+        def again(index: int) -> tuple[list[Tensor], list[Tensor]]:
+            """The outputs of one example that have gradients, and those."""
             generators.restore(ctx.states[index], device)
             with torch.enable_grad():
-                leaves, _ = _run(ctx.function, [row[index] for row in ctx.given])
-                outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-                pairs = [
-                    (out, gradient[index])
-                    for out, gradient in zip(outputs, gradients, strict=True)
-                    if gradient is not None and out.requires_grad
-                ]
-                if pairs:
-                    outs, grads = zip(*pairs, strict=True)
-                    made.add(index, torch.autograd.grad(outs, parameters, grads, allow_unused=True))
+                leaves, _ = ctx.run([row[index] for row in ctx.given])
+            outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            pairs = [(out, one[index]) for out, one in zip(outputs, given, strict=True) if one is not None]
+            pairs = [(out, gradient) for out, gradient in pairs if out.requires_grad]
+            return [out for out, _ in pairs], [gradient for _, gradient in pairs]
+
+        for index in range(made.examples):
+            found = gradients(partial(again, index), list(made.parameters.values()))
+            if found:
+                made.add(index, found)
         generators.restore(after, device)
         made.through()
         return None, None, None, None, None
 
 
-def _run(function: Callable[..., Any], row: list[Tensor]) -> Any:
+def _run(function: Callable[..., Any], attributes: Attributes | None, row: list[Tensor]) -> Any:
     watch = Recording({}, 1)
     watch.begin(None, row)
+    if attributes is not None:
+        attributes.restore()
     with watch:
-        return pytree.tree_flatten(function(*row))
+        found = pytree.tree_flatten(function(*row))
+    if attributes is not None:
+        attributes.check(watch)
+    return found
 
 
 def _nothing() -> None:

@@ -31,7 +31,6 @@ class ParameterView:
     graph: Tensor
     name: str = ""
     parents: tuple[ParameterView, ...] = ()
-    expanded_from: ParameterView | None = None
     tokens: Tensor | None = None
     uses: int = 0
     contributions: list[Contribution] = field(default_factory=list)
@@ -108,7 +107,7 @@ class DisjointViews:
 
 def shares_memory(view: Tensor, base: Tensor) -> bool:
     """Whether `view` is part of `base`'s memory, each number at most once."""
-    same = view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+    same = view.untyped_storage() is base.untyped_storage()
     return same and base.is_contiguous() and all(s > 0 for s, d in zip(view.stride(), view.shape, strict=True) if d > 1)
 
 

@@ -71,11 +71,13 @@ class Recording(TorchFunctionMode):
         self.waiting = 0  # uses whose output gradients have not been heard
         self.through: Callable[[], None] = _nothing  # called once all have
         self.allowed: Callable[[], None] = _nothing  # called before a gradient is taken in; refuses it by raising
+        self.asked = False  # whether Python read numbers of the examples
         self.ignores = False  # whether some labels did not count
         self._roots = {name: ParameterView(p.detach(), p, name) for name, p in parameters.items()}
         self._views: dict[int, ParameterView] = {id(root.graph): root for root in self._roots.values()}
         self._made: list[ParameterView] = []
         self._copies: dict[int, Tensor] = {}  # by view: the examples' own copies
+        self._counted: set[int] = set()  # views whose copies were used in this pass
         self._squares: dict[str, Tensor] = {}
         self._key = object()
         self._marker: Tensor | None = None
@@ -84,6 +86,7 @@ class Recording(TorchFunctionMode):
         """A forward pass begins with these tensors of one example, whose number under vmap `marker` is."""
         self._marker = marker
         self._copies.clear()
+        self._counted.clear()
         for tensor in tensors(row):
             self._tag(tensor)
 
@@ -126,6 +129,7 @@ class Recording(TorchFunctionMode):
     def _called(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
         own = self._own(given)
         if own and name in _READS:
+            self.asked = True
             return self._answer(func, args, kwargs)
         if own and name in _HOOKS and self._marker is not None:
             raise Unfollowed(f"{name}: hooks see one example at a time")
@@ -216,9 +220,9 @@ class Recording(TorchFunctionMode):
 
     # -- leaving vmap ----------------------------------------------------------------------------------
 
-    def all_examples(self, compute: Callable[[int, list[Tensor], list[bool]], Tensor], *given: Tensor) -> Tensor:
+    def all_examples(self, compute: Callable[[int, list[Tensor], list[bool]], Any], *given: Tensor) -> Any:
         """What `compute` makes of the tensors of all examples, examples first, as a tensor of each."""
-        out: Tensor = AllExamples.apply(compute, self._marker, *given)  # type: ignore[no-untyped-call]
+        out: Any = AllExamples.apply(compute, self._marker, *given)  # type: ignore[no-untyped-call]
         return out
 
     def batched(self, given: Sequence[Tensor]) -> list[bool]:
@@ -267,7 +271,8 @@ class Recording(TorchFunctionMode):
         def own(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
             return physical[0] if batched[0] else physical[0].expand(n, *physical[0].shape).clone()
 
-        return self.all_examples(own, made)
+        lifted: Tensor = self.all_examples(own, made)
+        return lifted
 
     # -- a call with a parameter -----------------------------------------------------------------------
 
@@ -312,7 +317,8 @@ class Recording(TorchFunctionMode):
             out = self._recorded(rule.forward(use), use, rule)
             return out.unflatten(0, (use.examples, -1)) if use.folded else out
 
-        return self.all_examples(compute, *given)
+        out: Tensor = self.all_examples(compute, *given)
+        return out
 
     def _recorded(self, out: Tensor, use: Use, rule: Rule) -> Tensor:
         """`out`, listened to; `use` is forgotten once it was heard."""
@@ -359,22 +365,29 @@ class Recording(TorchFunctionMode):
         return type(value)([self._copied(one) for one in value]) if type(value) in (list, tuple) else value
 
     def _copy(self, view: ParameterView) -> Tensor:
-        found = self._copies.get(id(view))
-        if found is None:
+        if id(view) not in self._copies:
+            small = [root for root in self._roots.values() if root.value.dim() < 2 and id(root) not in self._copies]
+            views = [view, *(root for root in small if root is not view)] if view.value.dim() < 2 else [view]
 
-            def compute(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
-                rows = physical[0] if batched[0] else physical[0].expand(n, *view.value.shape)
-                view.uses += 1
-                self.waiting += 1
-                return listen(rows, hear)
+            def compute(n: int, physical: list[Tensor], _: list[bool]) -> tuple[Tensor, ...]:
+                return tuple(
+                    listen(value.expand(n, *value.shape), partial(self._hear_copy, one))
+                    for one, value in zip(views, physical, strict=True)
+                )
 
-            def hear(gradient: Tensor) -> None:
-                self.allowed()
-                self._add([(view, Dense(wide(gradient.detach())))])
-                self._count()
-
-            found = self._copies[id(view)] = self._kept(self.all_examples(compute, view.value))
+            made: Any = self.all_examples(compute, *[one.value for one in views])  # leaving vmap is dear: once for all
+            self._copies.update({id(one): self._kept(copy) for one, copy in zip(views, made, strict=True)})
+        found = self._copies[id(view)]
+        if id(view) not in self._counted:
+            self._counted.add(id(view))
+            view.uses += 1
+            self.waiting += 1
         return found
+
+    def _hear_copy(self, view: ParameterView, gradient: Tensor) -> None:
+        self.allowed()
+        self._add([(view, Dense(wide(gradient.detach())))])
+        self._count()
 
     # -- something made from parameters alone ----------------------------------------------------------
 

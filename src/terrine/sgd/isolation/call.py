@@ -34,6 +34,7 @@ class Total:
 
     undo: float
     is_mean: bool
+    divided: bool = False
 
 
 @dataclass(frozen=True)

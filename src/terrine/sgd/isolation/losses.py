@@ -21,6 +21,7 @@ from torch import Tensor
 from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.clipping.recording import say_once, signature
 from terrine.sgd.isolation.call import (
+    TABLE,
     Call,
     Mixes,
     Rows,
@@ -136,9 +137,25 @@ def _by_example(each: Tensor, rows: Rows, n: int) -> Tensor:
     return found
 
 
+def squeeze(call: Call) -> tuple[Tensor, Status]:
+    """`squeeze()`, but for the axis of the examples, of which there may be one."""
+    x = call.argument(0, "input", "self")
+    rows, given = call.rows(x), call.argument(1, "dim")
+    if rows is None or given is not None:
+        return _moved(call)
+    axes = [axis for axis, size in enumerate(x.shape) if size == 1 and axis != rows.axis]
+    return x.squeeze(axes), Rows(rows.axis - sum(axis < rows.axis for axis in axes), rows.inner)
+
+
+def _moved(call: Call) -> tuple[Tensor, Status]:
+    result: Tensor = call.func(*call.args, **call.kwargs)
+    return result, TABLE["squeeze"](call, result)
+
+
 COMPUTED: dict[str, Callable[[Call], tuple[Tensor, Status]]] = {
     "cross_entropy": cross_entropy,
     "nll_loss": cross_entropy,
+    "squeeze": squeeze,
 }
 """Operations that are computed in another way than torch's."""
 
@@ -172,15 +189,17 @@ def linear(call: Call) -> Total:
         return found[0]
     if len(found) == 1 and call.name in _DIVIDES and isinstance(call.known.get(id(call.args[0])), Total):
         total = found[0]
-        return total if total.is_mean else Total(_number(call), is_mean=True)
+        return total if total.is_mean else Total(_number(call), is_mean=True, divided=True)
     raise Mixes("a total over the examples, of which only multiples and sums are losses")
 
 
 def _same(found: list[Total]) -> Total:
     first = found[0]
-    if any(abs(one.undo - first.undo) > 1e-9 * first.undo for one in found):
+    if all(abs(one.undo - first.undo) <= 1e-9 * first.undo for one in found):
+        return first
+    if any(one.is_mean and not one.divided for one in found):
         raise Mixes("a sum over the examples beside a mean; want both of one kind")
-    return first
+    return Total(1.0, is_mean=False)  # sums, of which some were divided: a coefficient
 
 
 def _number(call: Call) -> float:

@@ -34,6 +34,7 @@ class Out(Protocol):
     """The lot that is handed out; `loss` is its loss by a criterion that was given beforehand."""
 
     size: int
+    number: int  # a later lot's is larger
     loss: Any
     outputs: set[Any]  # the autograd nodes of the model's outputs
 
@@ -72,8 +73,14 @@ class LotTensor(Tensor):
     def __deepcopy__(self, _memo: Any) -> LotTensor:
         return handed(plain(self).detach().clone(), self.lot, self.status)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return plain(self).__reduce_ex__(protocol)
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        raise InvalidArgument(
+            "a tensor of a private lot is not saved or sent; what is read of it would not be followed"
+        )
+
+    def __format__(self, form: str) -> str:
+        _say_read("format")
+        return str(plain(self).detach().__format__(form))
 
 
 def handed(tensor: Tensor, lot: Out, status: Status) -> LotTensor:
@@ -91,9 +98,7 @@ def plain(tensor: Tensor) -> Tensor:
 def _followed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     given = tensors((*args, *kwargs.values()))
     lots = [one for one in given if isinstance(one, LotTensor)]
-    lot = lots[0].lot
-    if any(one.lot is not lot for one in lots):
-        raise InvalidArgument(f"{name} at {place()}: tensors of two lots meet; want nothing kept from one to the next")
+    lot = max((one.lot for one in lots), key=lambda lot: lot.number)
     if name == "__set__":
         if getattr(func.__self__, "__name__", "") != "requires_grad":
             raise InvalidArgument(f"an attribute set at {place()}: the tensors of a lot stay what they are")
@@ -109,11 +114,14 @@ def _followed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         _say_read(name)
         return func(*own, **options)
     call = Call(func, name, own, options, lot.size, known)
+    if any(one.lot is not lot for one in lots):
+        known.update(dict.fromkeys(known, _mixed(call, "tensors of two lots meet; want numbers kept by .item()")))
     if options.get("out") is not None:
         raise InvalidArgument(f"{name}(out=) at {place()}: want a result of its own; the lot's are followed")
     if base := _written_to(name):
         return _write(call, base, args[0])
-    result, status = _computed(call)
+    with torch.autograd.graph.saved_tensors_hooks(_same, _same):  # nobody else's, which could mix what is saved
+        result, status = _computed(call)
     several = status if isinstance(status, list) else None
     place_of = iter(several) if several is not None else None
 
@@ -133,8 +141,9 @@ def _computed(call: Call) -> tuple[Any, Any]:
     for status in call.known.values():
         if isinstance(status, Mixed):
             return call.func(*call.args, **call.kwargs), status
-    if any(one.requires_grad and id(one) not in call.known for one in call.operands):
-        return call.func(*call.args, **call.kwargs), _mixed(call, "a parameter outside the model's forward pass")
+    if torch.is_grad_enabled() and any(one.requires_grad and id(one) not in call.known for one in call.operands):
+        why = "a parameter outside the model's forward pass; want it inside, or frozen by requires_grad_(False)"
+        return call.func(*call.args, **call.kwargs), _mixed(call, why)
     summed = any(isinstance(status, Total) for status in call.known.values())
     try:
         if summed:
@@ -159,7 +168,7 @@ def _ruled(call: Call, result: Any) -> Any:
         return _mixed(call, f"arguments that were not understood: {error}")
 
 
-def _one_by_one(call: Call) -> tuple[Any, Status]:
+def _one_by_one(call: Call) -> tuple[Any, Any]:
     """An operation that no rule knows, for every example as a lot of one; mixing where the lot's result is another."""
     result = call.func(*call.args, **call.kwargs)
     places = {status.axis for status in call.known.values() if isinstance(status, Rows)}
@@ -167,7 +176,7 @@ def _one_by_one(call: Call) -> tuple[Any, Status]:
     plainly = all(is_plain(one, status, call.n) for one, status in rows if isinstance(status, Rows))
     expected, form = pytree.tree_flatten(result)
     if len(places) != 1 or not plainly or not all(isinstance(one, Tensor) for one in expected):
-        return result, _mixed(call, "an operation that is not known to keep examples apart")
+        return result, _mixed(call, "an operation that is not known to keep examples apart; want it inside the model")
     axis = places.pop()
     leaves, nesting = pytree.tree_flatten((call.args, call.kwargs))
     held = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and call.known.get(id(leaf))]
@@ -177,16 +186,33 @@ def _one_by_one(call: Call) -> tuple[Any, Status]:
         for place, one in zip(held, row, strict=True):
             given[place] = one.unsqueeze(axis)
         args, kwargs = pytree.tree_unflatten(given, nesting)
-        return [one.squeeze(axis) for one in pytree.tree_leaves(call.func(*args, **kwargs))]
+        return pytree.tree_leaves(call.func(*args, **kwargs))
 
+    rows_of = [leaves[place].movedim(axis, 0) for place in held]
     try:
-        over = torch.vmap(alone, in_dims=axis, out_dims=axis, randomness="different")
-        apart = over(*[leaves[place] for place in held])
-    except Exception as failure:  # whatever it cannot do
-        return result, _mixed(call, f"for one example alone it fails: {str(failure).splitlines()[0]}")
-    if not all(map(_is_same, apart, expected)):
-        return result, _mixed(call, "an example alone has another result")
-    return pytree.tree_unflatten(apart, form), Rows(axis)
+        apart = torch.vmap(alone, randomness="different")(*rows_of)
+    except Exception:  # what vmap cannot do, one example after the other may
+        try:
+            apart = [torch.stack(several) for several in zip(*map(alone, *rows_of), strict=True)]
+        except Exception as failure:
+            why = f"for one example alone it fails: {str(failure).splitlines()[0]}; want it inside the model"
+            return result, _mixed(call, why)
+    joined, statuses = [], []
+    for one, whole in zip(apart, expected, strict=True):
+        fitting = [at for at in range(one.dim() - 1) if _joined_shape(one, at) == whole.shape]
+        at = axis if axis in fitting or not fitting else fitting[0]
+        made = one.squeeze(at + 1).movedim(0, at) if fitting else one
+        if not fitting or not _is_same(made, whole):
+            return result, _mixed(call, "an example alone has another result")
+        joined.append(made)
+        statuses.append(Rows(at))
+    return pytree.tree_unflatten(joined, form), statuses
+
+
+def _joined_shape(one: Tensor, axis: int) -> Any:
+    """The shape of results (n, ...) of lots of one, side by side along an axis; none where there is not one of it."""
+    shape = one.shape[1:]
+    return torch.Size((*shape[:axis], len(one), *shape[axis + 1 :])) if shape[axis] == 1 else None
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
@@ -260,6 +286,10 @@ def _own_function(node: Any, outputs: set[Any]) -> str:
     return ""
 
 
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def _mixed(call: Call, why: str) -> Mixed:
     return Mixed(call.name, place(), why)
 
@@ -290,7 +320,7 @@ def _written_to(name: str) -> str:
 
 _WANTED = "want a sum or mean over the examples of what each gives alone"
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
-_VALUES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})  # attributes that hold numbers
+_VALUES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad", "grad_fn"})  # attributes that hold numbers
 _METADATA = names(
     """
     dim ndimension size __len__ stride numel nelement element_size is_contiguous is_floating_point is_complex
@@ -311,6 +341,7 @@ _AUGMENTED = names(
     """
 )
 _REFUSED = {
+    "grad_fn": "a hook on it may mix the gradients of examples; want none on what comes from a lot",
     "register_hook": "a hook may mix the gradients of examples; want none on what comes from a lot",
     "register_post_accumulate_grad_hook": "a hook may mix the gradients of examples; want none",
     "retain_grad": "gradients of the lot's tensors are private; want none kept",

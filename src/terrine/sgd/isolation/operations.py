@@ -294,9 +294,9 @@ def _counted(call: Call, item: Tensor) -> int:
     call.public(item)
     long = [axis for axis, size in enumerate(item.shape) if size > 1]
     count = torch.arange(call.n, device=item.device)
-    if len(long) != 1 or item.numel() != call.n or not torch.equal(item.detach().flatten().long(), count):
+    if len(long) > 1 or item.numel() != call.n or not torch.equal(item.detach().flatten().long(), count):
         raise Mixes("examples in another order")
-    return long[0]
+    return long[0] if long else 0
 
 
 @rule("__setitem__")
