@@ -223,11 +223,11 @@ def teacher_under_no_grad(m, x, y):
 
 
 TEACHER = nn.Linear(4, 3).double()
-FROZEN = nn.LSTM(4, 4, batch_first=True).double().requires_grad_(False)
+FROZEN = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True).double().requires_grad_(False)
 
 
-def frozen_lstm(m, x, y):
-    return functional.cross_entropy(m(FROZEN(x[:, None])[0][:, 0]), y)
+def frozen_backbone(m, x, y):
+    return functional.cross_entropy(m(FROZEN(x[:, None])[:, 0]), y)
 
 
 def logged(m, x, y):
@@ -252,7 +252,7 @@ def beta(m, x, y):
 
 LEGAL = {
     "a teacher": teacher_under_no_grad,
-    "a frozen LSTM": frozen_lstm,
+    "a frozen backbone": frozen_backbone,
     "metrics across lots": logged,
     "a distribution": distribution,
     "a divided sum beside a sum": beta,

@@ -72,6 +72,7 @@ class Recording(TorchFunctionMode):
         self.through: Callable[[], None] = _nothing  # called once all have
         self.allowed: Callable[[], None] = _nothing  # called before a gradient is taken in; refuses it by raising
         self.asked = False  # whether Python read numbers of the examples
+        self.drawn = False  # whether something random could not be held still
         self.ignores = False  # whether some labels did not count
         self._roots = {name: ParameterView(p.detach(), p, name) for name, p in parameters.items()}
         self._views: dict[int, ParameterView] = {id(root.graph): root for root in self._roots.values()}

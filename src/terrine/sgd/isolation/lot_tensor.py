@@ -174,7 +174,8 @@ def _one_by_one(call: Call) -> tuple[Any, Any]:
     places = {status.axis for status in call.known.values() if isinstance(status, Rows)}
     rows = [(one, call.known.get(id(one))) for one in call.operands]
     plainly = all(is_plain(one, status, call.n) for one, status in rows if isinstance(status, Rows))
-    expected, form = pytree.tree_flatten(result)
+    outputs, form = pytree.tree_flatten(result)
+    expected = [one for one in outputs if one is not None]
     if len(places) != 1 or not plainly or not all(isinstance(one, Tensor) for one in expected):
         return result, _mixed(call, "an operation that is not known to keep examples apart; want it inside the model")
     axis = places.pop()
@@ -186,7 +187,7 @@ def _one_by_one(call: Call) -> tuple[Any, Any]:
         for place, one in zip(held, row, strict=True):
             given[place] = one.unsqueeze(axis)
         args, kwargs = pytree.tree_unflatten(given, nesting)
-        return pytree.tree_leaves(call.func(*args, **kwargs))
+        return [one for one in pytree.tree_leaves(call.func(*args, **kwargs)) if one is not None]
 
     rows_of = [leaves[place].movedim(axis, 0) for place in held]
     try:
@@ -206,7 +207,8 @@ def _one_by_one(call: Call) -> tuple[Any, Any]:
             return result, _mixed(call, "an example alone has another result")
         joined.append(made)
         statuses.append(Rows(at))
-    return pytree.tree_unflatten(joined, form), statuses
+    made_of = iter(joined)
+    return pytree.tree_unflatten([one if one is None else next(made_of) for one in outputs], form), statuses
 
 
 def _joined_shape(one: Tensor, axis: int) -> Any:
