@@ -244,14 +244,15 @@ def _error(plan: Plan, noise: Noise) -> float:
 
 
 def _selection(plan: Plan, noise: Noise, delta: float) -> Selection:
-    scale = selection_noise(noise, plan.groups).scale
-    share = delta / plan.groups
+    votes = plan.scope.votes
+    scale = selection_noise(noise, votes).scale
+    share = delta / votes
     if noise.shape is Shape.LAPLACE:
         distance = scale * math.log(1 / (2 * share)) if share < 0.5 else 0.0
     else:
         distance = -float(ndtri_exp(math.log(share))) * scale
     threshold = 1 + max(1, math.ceil((0.5 + distance) * (1 + 1e-9)))
-    return Selection(plan.groups, max(threshold, plan.min_group or 0), delta)
+    return Selection(votes, max(threshold, plan.min_group or 0), delta)
 
 
 def selection_noise(noise: Noise, most: int) -> Any:
@@ -273,5 +274,12 @@ def _event(noise: Noise, parts: int, failing: float) -> Event:
 
 @functools.lru_cache(maxsize=256)
 def certified(event: Event, delta: float) -> float:
-    """The proven epsilon of `event` at `delta`."""
-    return composition.pure(event) if delta == 0 else accounting.epsilon(event, delta=delta)
+    """The proven epsilon of a question's event at `delta`: what fails with its own delta is taken off first."""
+    noise, failing = event, 0.0
+    if isinstance(event, events.Composed):
+        noise, last = event.parts
+        assert isinstance(last, events.ApproximateDP)
+        failing = last.delta
+    if isinstance(noise.event if isinstance(noise, events.Repeated) else noise, events.Laplace):
+        return composition.pure(noise)
+    return accounting.epsilon(noise, delta=delta - failing)

@@ -71,6 +71,8 @@ def selected(plan: Plan, engine: Engine, tables: Sequence[Any], rng: Source) -> 
 
 def measure(plan: Plan, engine: Engine, tables: Sequence[Any], cells: Sequence[Cell], rng: Source) -> list[Noisy]:
     """Every measurement of the plan, noisy, for `cells`."""
+    if not cells:
+        return [Noisy(np.zeros((0, one.parts)), 0.0) for one in plan.measurements]
     sums = exact_sums(plan, engine, tables, cells)
     return [_release(plan, one, sums[one], len(cells), rng) for one in plan.measurements]
 

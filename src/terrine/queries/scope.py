@@ -11,6 +11,7 @@ join, so a join may multiply rows as it likes.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,11 @@ class JoinOn:
 
 
 class Scope:
-    """The tables and columns that one question uses."""
+    """The tables and columns that one question uses.
+
+    `votes` is in how many groups a person counts when keys are selected privately: the declared `groups`, else 1, because
+    the threshold grows with it as fast as the votes do.
+    """
 
     def __init__(
         self, question: Question, declared: Mapping[str, Declared], schemas: Mapping[str, Any], *, casts: bool = True
@@ -94,6 +99,8 @@ class Scope:
             )
         self.person = self._person(owners[0])
         self.rows, self.groups = self._bounds()
+        declared_groups = [getattr(source.declared, "groups", None) for source in self.sources]
+        self.votes = min(self.groups, math.prod(one for one in declared_groups if one is not None))
 
     @property
     def columns(self) -> list[Column]:
