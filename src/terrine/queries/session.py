@@ -7,11 +7,12 @@ Everything up to the charge looks at names and types alone. If the charge is ref
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from terrine import check
-from terrine.errors import InvalidArgument
+from terrine.errors import InvalidArgument, WeakGuarantee
 from terrine.events import Event, Neighbours, Reproducible, Unit
 from terrine.queries import parsing, running
 from terrine.queries.answers import HALF_WIDTH, Answer, Explanation, answered, explained
@@ -123,6 +124,8 @@ class Session:
     def answer(self, question: Question, options: Options, *, mock: bool = False) -> Answer:
         """Charge a question, then answer it; `sql` and the fluent form end here."""
         plan = self.plan(question, options)
+        if weakness := check.weakness(plan.epsilon, plan.delta, units=None):
+            warnings.warn(WeakGuarantee(weakness), stacklevel=3)
         event: Event = Reproducible(plan.event) if self._rng.reproducible else plan.event
         if mock:
             backend, tables = made_up(plan)
