@@ -30,7 +30,7 @@ from terrine.queries.declared import MOST_ROWS
 from terrine.queries.groups import GroupKey
 from terrine.queries.measurements import Measurement, measured
 from terrine.queries.noise import Noise, shared
-from terrine.queries.question import NEEDS_BOUNDS, Aggregate, Kind, Question
+from terrine.queries.question import NEEDS_BOUNDS, Aggregate, Kind, Question, names_in
 from terrine.queries.rows import checked_bounds, condition, joined, number
 from terrine.queries.scope import Column, Scope, Sort
 
@@ -203,11 +203,13 @@ def _compiles(plan: Plan) -> None:
     """Build every row expression once, on empty tables: what cannot be built is refused before anything is charged."""
     import ibis
 
+    if plan.question.where is not None:
+        for name in names_in(plan.question.where):
+            plan.scope.column(name, wanted=" in WHERE")
     empty = [ibis.table(dict(source.columns), name=f"t{i}") for i, source in enumerate(plan.scope.sources)]
     rows = joined(plan.scope, empty)
     if plan.question.where is not None:
         condition(rows, plan.question.where, plan.scope)
-        rows = joined(plan.scope, empty)
     for one in plan.asked:
         if one.column is not None and one.aggregate.kind in NEEDS_BOUNDS:
             number(rows, one.column)

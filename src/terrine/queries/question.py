@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 Literal = bool | int | float | str | datetime.date | datetime.datetime
@@ -90,6 +91,22 @@ class AnyOf:
 
 
 Predicate = Compare | Among | Missing | Holds | Negated | AllOf | AnyOf
+
+
+def names_in(predicate: Predicate) -> Iterator[Name]:
+    """Every column that a predicate names."""
+    match predicate:
+        case AllOf(parts=parts) | AnyOf(parts=parts):
+            for part in parts:
+                yield from names_in(part)
+        case Negated(inner=inner):
+            yield from names_in(inner)
+        case Compare(column=column, other=other):
+            yield column
+            if isinstance(other, Name):
+                yield other
+        case Among(column=column) | Missing(column=column) | Holds(column=column):
+            yield column
 
 
 class Kind(enum.Enum):
