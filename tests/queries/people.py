@@ -57,7 +57,8 @@ def ordinary(people=40, seed=0):
                     int(generator.integers(5)),
                 )
             )
-    return [*rows, row(None, cost=5.0), row(None, cost=7.0)]
+    broken = [row(person, region, odd[person]) for person in range(len(odd)) for region in REGIONS]
+    return [*rows, *broken, row(None, cost=5.0), row(None, cost=7.0)]
 
 
 def table(rows):

@@ -105,6 +105,8 @@ def _parsed(sql: str) -> exp.Expr:
         _shallow(tokens)
         logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
         trees = [tree for tree in sqlglot.parse(sql) if tree is not None]
+    except InvalidArgument:
+        raise
     except RecursionError:
         raise refused("a text nested too deeply", f"want at most {DEEPEST} levels") from None
     except (SqlglotError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:

@@ -226,7 +226,8 @@ def _priced(plan: Plan, budget: _Budget) -> Plan:
     laplace = shared(Shape.LAPLACE, parts, budget.epsilon, 0.0)
     chosen, failing = laplace, delta if hidden else 0.0
     if budget.delta:
-        gaussian = shared(Shape.GAUSSIAN, parts, budget.epsilon, delta / 2 if hidden else delta)
+        share = delta / 2 if hidden else delta
+        gaussian = _confirmed(shared(Shape.GAUSSIAN, parts, budget.epsilon, share), parts, share, budget.epsilon)
         if _error(plan, gaussian) < _error(plan, laplace):
             chosen, failing = gaussian, delta / 2 if hidden else 0.0
     spent = delta if failing or chosen.shape is Shape.GAUSSIAN else 0.0
@@ -235,6 +236,14 @@ def _priced(plan: Plan, budget: _Budget) -> Plan:
     if certified(event, spent) > budget.epsilon:
         raise OutOfOrder(f"the plan would cost more than epsilon={budget.epsilon:g}; nothing was charged: report this")
     return dataclasses.replace(plan, noise=chosen, selection=selection, event=event, delta=spent)
+
+
+def _confirmed(noise: Noise, parts: int, delta: float, epsilon: float) -> Noise:
+    """`noise`, made larger by billionths until the accountant, too, finds all parts within epsilon at delta."""
+    step = 1e-9
+    while certified(_event(noise, parts, 0.0), delta) > epsilon:
+        noise, step = Noise(noise.shape, noise.multiplier * (1 + step)), 4 * step
+    return noise
 
 
 def _error(plan: Plan, noise: Noise) -> float:
