@@ -36,6 +36,8 @@ from terrine.queries.scope import Column, Scope, Sort
 
 MOST_CELLS = 100_000
 MOST_NUMBERS = 20_000_000
+_MIXED = 1 - 5e-5
+"""Of epsilon, what Gaussian noise beside private keys is given: the accountant encloses such a mix within 2e-5."""
 
 
 @dataclass(frozen=True)
@@ -226,8 +228,8 @@ def _priced(plan: Plan, budget: _Budget) -> Plan:
     laplace = shared(Shape.LAPLACE, parts, budget.epsilon, 0.0)
     chosen, failing = laplace, delta if hidden else 0.0
     if budget.delta:
-        share = delta / 2 if hidden else delta
-        gaussian = _confirmed(shared(Shape.GAUSSIAN, parts, budget.epsilon, share), parts, share, budget.epsilon)
+        share, most = (delta / 2, budget.epsilon * _MIXED) if hidden else (delta, budget.epsilon)
+        gaussian = _confirmed(shared(Shape.GAUSSIAN, parts, most, share), parts, share, most)
         if _error(plan, gaussian) < _error(plan, laplace):
             chosen, failing = gaussian, delta / 2 if hidden else 0.0
     spent = delta if failing or chosen.shape is Shape.GAUSSIAN else 0.0
