@@ -2,12 +2,12 @@
 
     python benchmarks/queries.py [--rows 10000000] [--peer-rows 1000000] [--rounds 3] [--json queries.json]
 
-The question: COUNT(*) and AVG(cost) in 50 regions. Rows are random visits of a tenth as many people, DuckDB in memory on
-two threads. "Plain" is the same question without privacy. Peak memory is that of a process that runs the private
+The question: COUNT(*) and AVG(cost) in 50 regions. Rows are random visits of a tenth as many people, DuckDB in memory
+on two threads. "Plain" is the same question without privacy. Peak memory is that of a process that runs the private
 question alone. Peers run on `--peer-rows` rows, each in its own virtual environment, named by $OPENDP_PYTHON,
-$SMARTNOISE_PYTHON and $TUMULT_PYTHON: an interpreter that has opendp[polars], smartnoise-sql or tmlt.analytics. Where one is
-missing, that peer is left out with a message. Errors are root mean squares over the regions, each at its own declared
-budget of epsilon 1 for count and mean together.
+$SMARTNOISE_PYTHON and $TUMULT_PYTHON: an interpreter that has opendp[polars], smartnoise-sql or tmlt.analytics. Where
+is missing, that peer is left out with a message. Errors are root mean squares over the regions, each at its own
+declared budget of epsilon 1 for count and mean together.
 """
 
 from __future__ import annotations
@@ -145,7 +145,10 @@ def errors(answers: list[list[Any]], truth: dict[str, Any]) -> dict[str, float]:
     """Root mean square errors of count and mean over regions and repetitions."""
     counts = [row[1] - truth[row[0]][0] for one in answers for row in one]
     means = [row[2] - truth[row[0]][1] for one in answers for row in one if row[2] is not None]
-    return {"count_error": float(np.sqrt(np.mean(np.square(counts)))), "mean_error": float(np.sqrt(np.mean(np.square(means))))}
+    return {
+        "count_error": float(np.sqrt(np.mean(np.square(counts)))),
+        "mean_error": float(np.sqrt(np.mean(np.square(means)))),
+    }
 
 
 def seconds(run: Any) -> float:

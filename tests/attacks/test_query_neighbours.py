@@ -73,7 +73,9 @@ def test_people_without_an_id_add_nothing(engine):
 def test_a_person_has_at_most_the_declared_votes_for_private_keys(engine):
     mine = [people.row(10**6, f"key {number}") for number in range(50)]
     engine.load("visits", people.table(mine))
-    session = queries.Session(engine.connection, None, {"visits": queries.Private(person="patient_id", rows=9, groups=4)})
+    session = queries.Session(
+        engine.connection, None, {"visits": queries.Private(person="patient_id", rows=9, groups=4)}
+    )
     plan = plan_of(session, "SELECT region, COUNT(*) AS n FROM visits GROUP BY region", keys="private", delta=1e-6)
     rows = running.bounded_rows(plan, [session._tables["visits"]])
     kept = []

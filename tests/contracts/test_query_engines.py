@@ -1,4 +1,4 @@
-"""One suite over every engine: the bounded sums are exact whole numbers, the same everywhere, and those of a slow loop."""
+"""One suite over every engine: bounded sums are exact whole numbers, the same everywhere, and those of a slow loop."""
 
 import math
 
@@ -70,7 +70,9 @@ def test_where_keeps_the_same_rows(session, rows, where, kept):
     if session._engine.name == "pyspark" and "visits" in where:
         pytest.skip("fewer questions where each takes seconds")
     plan = plan_of(session, f"SELECT COUNT(*) AS n FROM visits WHERE {where}")
-    wanted = [row for row in rows if not (isinstance(row["cost"], float) and math.isnan(row["cost"]) and "cost >" in where)]
+    wanted = [
+        row for row in rows if not (isinstance(row["cost"], float) and math.isnan(row["cost"]) and "cost >" in where)
+    ]
     assert engine_sums(session, plan) == slow_sums(plan, [row for row in wanted if kept(row)], keys=())
 
 
@@ -99,7 +101,9 @@ def test_text_that_is_no_number_fails_nowhere(session):
     assert list(engine_sums(session, plan).values()) == [[[0]]]
 
 
-@pytest.mark.parametrize("text", ["it's", "a''b", '"', "; DROP TABLE visits; --", "é\u202e", "%_", "${x}", "{{y}}", ":z", "$1"])
+@pytest.mark.parametrize(
+    "text", ["it's", "a''b", '"', "; DROP TABLE visits; --", "é\u202e", "%_", "${x}", "{{y}}", ":z", "$1"]
+)
 def test_hostile_constants_stay_constants(session, text):
     if session._engine.name == "pyspark" and text not in ("it's", '"', "${x}"):
         pytest.skip("fewer questions where each takes seconds")

@@ -47,7 +47,11 @@ def unclamped(self, number):
 def per_group(table, most):
     """Rows bounded in every group, not in all of them together."""
     place = ibis.row_number().over(group_by=[table[PERSON], *(table[key] for key in table.columns if key[0] == "k")])
-    return table.mutate(place=place).filter(lambda one: one["place"] < most).mutate(weight=ibis.literal(UNIT, type="int64"))
+    return (
+        table.mutate(place=place)
+        .filter(lambda one: one["place"] < most)
+        .mutate(weight=ibis.literal(UNIT, type="int64"))
+    )
 
 
 MUTANTS = {
@@ -115,7 +119,9 @@ def test_a_threshold_that_forgets_how_many_keys_one_person_has_is_caught(engine)
     from terrine.queries.noise import laplace_tail
 
     engine.load("visits", people.table(OTHERS))
-    session = queries.Session(engine.connection, None, {"visits": queries.Private(person="patient_id", rows=9, groups=9)})
+    session = queries.Session(
+        engine.connection, None, {"visits": queries.Private(person="patient_id", rows=9, groups=9)}
+    )
     sql = "SELECT region, COUNT(*) AS n FROM visits GROUP BY region"
     plan = plan_of(session, sql, keys="private", delta=1e-6)
     scale = planning.selection_noise(plan.noise, 9).scale

@@ -68,7 +68,11 @@ class Spark:
         from pyspark.sql import types
 
         kinds = {"int64": types.LongType(), "double": types.DoubleType(), "string": types.StringType()}
-        kinds |= {"date32[day]": types.DateType(), "bool": types.BooleanType(), "decimal128(10, 2)": types.DecimalType(10, 2)}
+        kinds |= {
+            "date32[day]": types.DateType(),
+            "bool": types.BooleanType(),
+            "decimal128(10, 2)": types.DecimalType(10, 2),
+        }
         fields = [types.StructField(field.name, kinds[str(field.type)], True) for field in table.schema]
         rows = [tuple(row.values()) for row in table.to_pylist()]
         self.connection.createDataFrame(rows, types.StructType(fields)).createOrReplaceTempView(name)

@@ -50,7 +50,9 @@ def ordinary(people=40, seed=0):
                     person,
                     [*REGIONS, None, "elsewhere"][int(generator.integers(6))],
                     cost,
-                    f"{generator.integers(0, 10**7)}.{generator.integers(10, 100)}" if generator.random() < 0.9 else None,
+                    f"{generator.integers(0, 10**7)}.{generator.integers(10, 100)}"
+                    if generator.random() < 0.9
+                    else None,
                     int(generator.integers(-(2**40), 2**40)),
                     int(generator.integers(1, 29)),
                     bool(generator.integers(2)),
@@ -63,7 +65,9 @@ def ordinary(people=40, seed=0):
 
 def table(rows):
     columns = {name: [one[name] for one in rows] for name in SCHEMA.names}
-    return pa.table({name: pa.array(values, SCHEMA.field(name).type, from_pandas=False) for name, values in columns.items()})
+    return pa.table(
+        {name: pa.array(values, SCHEMA.field(name).type, from_pandas=False) for name, values in columns.items()}
+    )
 
 
 HOSPITALS = pa.table({"id": [0, 1, 1, 2, 3], "kind": ["a", "b", "c", "a", "b"]})  # 1 stands twice: the join multiplies

@@ -27,7 +27,10 @@ SHAPES = {
         "SELECT region, AVG(cost) AS m, COUNT(*) AS n, SUM(cost) AS s FROM visits GROUP BY region",
         {"keys": KEYS, "bounds": COST},
     ),
-    "variance": ("SELECT VARIANCE(cost) AS v, STDDEV(visits) AS d FROM visits", {"bounds": {**COST, "visits": (-9, 9)}}),
+    "variance": (
+        "SELECT VARIANCE(cost) AS v, STDDEV(visits) AS d FROM visits",
+        {"bounds": {**COST, "visits": (-9, 9)}},
+    ),
     "quantiles": (
         "SELECT region, MEDIAN(cost) AS q, MIN(cost) AS lo, MAX(cost) AS hi FROM visits GROUP BY region",
         {"keys": KEYS, "bounds": COST},
@@ -52,7 +55,10 @@ SHAPES = {
         "JOIN patients p ON v.patient_id = p.patient_id GROUP BY p.sex",
         {"keys": {"sex": ["f", "m"]}, "bounds": COST},
     ),
-    "smallest group": ("SELECT region, SUM(cost) AS s FROM visits GROUP BY region", {"keys": KEYS, "bounds": COST, "min_group": 5}),
+    "smallest group": (
+        "SELECT region, SUM(cost) AS s FROM visits GROUP BY region",
+        {"keys": KEYS, "bounds": COST, "min_group": 5},
+    ),
 }
 _costs = st.one_of(
     st.none(),
@@ -81,8 +87,14 @@ def load(engine, rows):
 
     engine.load("visits", people.table(rows))
     ids = sorted({row["patient_id"] for row in rows if row["patient_id"] is not None})
-    sexes = {"patient_id": [one for one in ids for _ in range(2)], "sex": [("f", "m")[(one + i) % 2] for one in ids for i in (0, 1)]}
-    engine.load("patients", pa.table({"patient_id": pa.array(sexes["patient_id"], pa.int64()), "sex": pa.array(sexes["sex"], pa.string())}))
+    sexes = {
+        "patient_id": [one for one in ids for _ in range(2)],
+        "sex": [("f", "m")[(one + i) % 2] for one in ids for i in (0, 1)],
+    }
+    engine.load(
+        "patients",
+        pa.table({"patient_id": pa.array(sexes["patient_id"], pa.int64()), "sex": pa.array(sexes["sex"], pa.string())}),
+    )
 
 
 def violations(engine, shape, mine, others):

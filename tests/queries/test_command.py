@@ -68,7 +68,9 @@ def test_text_explain_and_mock(run):
 
 
 def test_what_is_asked_is_charged_and_what_is_free_is_not(run):
-    opened = run("ledger", "create", "ledger.db", "--epsilon", "1.5", "--delta", "0", "--unit", "person", "--account", "p")
+    opened = run(
+        "ledger", "create", "ledger.db", "--epsilon", "1.5", "--delta", "0", "--unit", "person", "--account", "p"
+    )
     assert opened.returncode == 0, opened.stderr
     paying = ["--ledger", "sqlite:///ledger.db", "--account", "p", "--json"]
     for free in ("--explain", "--mock"):
@@ -87,7 +89,15 @@ def test_what_is_asked_is_charged_and_what_is_free_is_not(run):
     "arguments",
     [
         ["nowhere.parquet", "--sql", SQL, *USUAL],
-        ["visits.parquet", "--sql", "SELECT region, COUNT(*) FROM visits GROUP BY region", "--person", "patient_id", "--epsilon", "1"],
+        [
+            "visits.parquet",
+            "--sql",
+            "SELECT region, COUNT(*) FROM visits GROUP BY region",
+            "--person",
+            "patient_id",
+            "--epsilon",
+            "1",
+        ],
         ["visits.parquet", "--sql", SQL, *USUAL[:-4], "--keys", "region=N,S"],
         ["visits.parquet", "--sql", SQL, *USUAL, "--bounds", "cost=5"],
         ["visits.parquet", "--sql", SQL, *USUAL, "--keys", "region"],

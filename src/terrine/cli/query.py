@@ -22,7 +22,9 @@ Pairs = list[str] | None
 
 
 def query(
-    source: Annotated[str, typer.Argument(metavar="FILE|URL", help="A .parquet, .csv or .duckdb file, or postgresql://")],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|URL", help="A .parquet, .csv or .duckdb file, or postgresql://")
+    ],
     person: Annotated[str, typer.Option(help="The column that says whose a row is.")],
     sql: Annotated[str, typer.Option(help="One SELECT; a file's table is called by the file's stem.")],
     epsilon: Annotated[float, typer.Option(help="The most that may be learned about one person.")],
@@ -44,7 +46,7 @@ def query(
     as_json: AsJson = False,
 ) -> None:
     """Ask one question about people's rows, privately; what is refused is not charged."""
-    told = {
+    told: dict[str, Any] = {
         "epsilon": check.positive("epsilon", epsilon),
         "delta": delta,
         "bounds": dict(_bounds(one) for one in bounds or ()),

@@ -12,9 +12,12 @@ import importlib.util
 
 from terrine.errors import MissingExtra
 
-for _package, _module in (("ibis-framework[duckdb]", "ibis"), ("sqlglot", "sqlglot"), ("pyarrow", "pyarrow")):
-    if importlib.util.find_spec(_module) is None:
-        raise MissingExtra(_package, extra="queries")
+if importlib.util.find_spec("ibis") is None:
+    raise MissingExtra("ibis-framework", extra="queries")
+if importlib.util.find_spec("sqlglot") is None:
+    raise MissingExtra("sqlglot", extra="queries")
+if importlib.util.find_spec("pyarrow") is None:
+    raise MissingExtra("pyarrow", extra="queries")
 
 from terrine.queries.answers import Answer, Explanation
 from terrine.queries.declared import Private, Public

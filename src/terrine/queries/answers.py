@@ -154,15 +154,21 @@ def notes(plan: Plan) -> tuple[str, ...]:
     elif plan.keys:
         found.append("all public groups are answered, empty ones with noise alone; rows of other groups are dropped")
     if any(one.measure is Measure.PEOPLE for one in plan.measurements):
-        found.append(f"one {person} counts in at most {plan.groups:,} groups, or has a weight of {plan.groups:,} / groups")
+        found.append(
+            f"one {person} counts in at most {plan.groups:,} groups, or has a weight of {plan.groups:,} / groups"
+        )
     if plan.min_group is not None:
         found.append(f"groups of fewer than {plan.min_group:,} noisy people are left blank")
     for one in dict.fromkeys((one.column, one.bounds) for one in plan.asked if one.column is not None):
-        if one[1] != (0.0, 1.0) or any(two.column == one[0] and two.aggregate.kind is not Kind.COUNT for two in plan.asked):
+        if one[1] != (0.0, 1.0) or any(
+            two.column == one[0] and two.aggregate.kind is not Kind.COUNT for two in plan.asked
+        ):
             found.append(f"{one[0]} is clamped to {one[1][0]:g} to {one[1][1]:g}")
     for asked in plan.asked:
         if asked.aggregate.kind is Kind.QUANTILE and asked.aggregate.q in (LOWEST, HIGHEST):
-            found.append(f"{asked.aggregate.alias} is the {asked.aggregate.q:g} quantile: an extreme is one person's value")
+            found.append(
+                f"{asked.aggregate.alias} is the {asked.aggregate.q:g} quantile: an extreme is one person's value"
+            )
     return tuple(found)
 
 
@@ -170,7 +176,9 @@ def explained(plan: Plan) -> Explanation:
     """Price, expected errors and bounds of a plan."""
     cells = 1 if plan.selection is not None else math.prod(len(key.values or ()) for key in plan.keys)
     other = "Gaussian" if plan.noise.name == "Laplace" else "Laplace"
-    reason = f"smaller half-widths than {other} at this budget" if plan.delta else "delta is 0, which Laplace alone keeps"
+    reason = (
+        f"smaller half-widths than {other} at this budget" if plan.delta else "delta is 0, which Laplace alone keeps"
+    )
     if plan.selection is not None and plan.noise.name == "Laplace":
         reason = "delta is spent on the group keys; " + reason
     return Explanation(
@@ -188,7 +196,8 @@ def _cell(plan: Plan, place: int, cells: int) -> CellError:
     """The expected error of one column: what the estimator says of empty groups, or per number of rows."""
     asked = plan.asked[place]
     needed = [
-        one for one in plan.measurements
+        one
+        for one in plan.measurements
         if one.column == asked.column or (one.measure is Measure.SPLIT and asked.column is None)
     ]
     said = ", ".join(dict.fromkeys(one.measure.value for one in needed)) or "people"

@@ -33,7 +33,7 @@ PERSON = "person"
 _WEIGHT, _OWNED = "weight", "owned"
 
 
-@ibis.udf.scalar.builtin
+@ibis.udf.scalar.builtin  # type: ignore[untyped-decorator]
 def md5(text: str) -> str:
     """The engines' own, under the same name on all of them."""
     raise NotImplementedError(text)

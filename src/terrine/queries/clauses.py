@@ -1,8 +1,8 @@
 """The clauses of a SELECT that hold no aggregate: names, FROM, WHERE and ORDER BY, each by its own list.
 
-A predicate compares a column with constants, or with a column of the same row. It has no arithmetic, no casts of columns
-and no functions: those can fail on some rows (division by zero, overflow, text that is no number), and whether they do
-would tell about the rows without noise.
+A predicate compares a column with constants, or with a column of the same row. It has no arithmetic, no casts of
+columns and no functions: those can fail on some rows (division by zero, overflow, text that is no number), and whether
+they do would tell about the rows without noise.
 """
 
 from __future__ import annotations

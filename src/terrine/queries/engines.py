@@ -1,7 +1,7 @@
 """Engines behind one seam, Ibis: DuckDB (embedded: CSV, Parquet, its own files), PostgreSQL and Spark.
 
-What may differ between them is written down here and nowhere else. Errors of an engine can quote private values, so they
-are replaced by one line that does not.
+What may differ between them is written down here and nowhere else. Errors of an engine can quote private values, so
+they are replaced by one line that does not.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Engine:
         except Exception as error:
             kind = type(error).__name__
         raise EngineFailed(
-            f"{self.name} failed ({kind}); its message is withheld, because it may quote private rows; the charge stays; "
-            "try the question with mock=True, and look into the engine's own log"
+            f"{self.name} failed ({kind}); its message is withheld, because it may quote private rows; the charge "
+            "stays; try the question with mock=True, and look into the engine's own log"
         )
 
 
@@ -134,15 +134,15 @@ def _read_parquet(backend: Any, path: Path) -> None:
 def _read_csv(backend: Any, path: Path) -> None:
     """Every column as text, by the names of the first line: types guessed from rows would tell about rows.
 
-    Lines that do not have as many fields as the first are dropped. A file is private as it is parsed: a stray quote that
-    swallows other people's lines is the owner's to mend.
+    Lines that do not have as many fields as the first are dropped. A file is private as it is parsed: a stray quote
+    that swallows other people's lines is the owner's to mend.
     """
     with path.open(encoding="utf-8", newline="") as file:
         names = next(csv.reader(file), [])
     if not names or len({name.casefold() for name in names}) != len(names) or not all(names):
         raise InvalidArgument(f"{path.name}: want a first line of different column names")
     options = {"header": True, "auto_detect": False, "delim": ",", "quote": '"', "escape": '"', "ignore_errors": True}
-    columns = {name: "VARCHAR" for name in names}
+    columns = dict.fromkeys(names, "VARCHAR")
     backend.read_csv(str(path), table_name=path.stem, columns=columns, **options)
 
 

@@ -1,7 +1,7 @@
 """From noisy measurements to the columns of an answer, each with its half-width at 95%: arithmetic after the noise.
 
-Half-widths are made of the noise's scales and of noisy numbers, never of rows. What clamping and weights left out of the
-data adds its own error, which is private and not part of them.
+Half-widths are made of the noise's scales and of noisy numbers, never of rows. What clamping and weights left out of
+the data adds its own error, which is private and not part of them.
 
     mean       |S'/N' - S/N| <= (h_S + |S'/N'| h_N) / (N' - h_N)      with S, N true and S', N' noisy, both within h
     variance   T/N - (S/N)^2 in the same way, with the squared distances T
@@ -148,7 +148,8 @@ class _Reader:
 
     def _quantile(self) -> Estimate:
         found = next(
-            (one, noisy) for one, noisy in self.noisy.items()
+            (one, noisy)
+            for one, noisy in self.noisy.items()
             if one.measure is Measure.TREE and one.column == self.asked.column and one.bounds == self.asked.bounds
         )
         measurement, tree = found

@@ -1,7 +1,7 @@
 """The fluent form of a question; every step returns a new one, and `answer` asks it.
 
-    session.table("visits").where("cost > 0").group_by("region", keys=["N", "S"]).count("n").mean("cost", bounds=(0, 100))
-        .answer(epsilon=0.5)
+session.table("visits").where("cost > 0").group_by("region", keys=["N", "S"]).count("n").mean("cost", bounds=(0, 100))
+    .answer(epsilon=0.5)
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class TableQuestion:
         if not self.aggregates:
             raise InvalidArgument("nothing is asked; want .count(), .mean(...) or another aggregate")
         where = None if not self.conditions else AllOf(self.conditions)
-        columns = tuple(one.alias for one in (*self.keys, *self.aggregates))
+        columns = (*(key.alias for key in self.keys), *(one.alias for one in self.aggregates))
         return Question(
             table=self.table,
             alias=self.table,

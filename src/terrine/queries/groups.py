@@ -7,6 +7,7 @@ empty ones with noise alone.
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def _named(what: str, given: Any, question: Question) -> dict[str, Any]:
 
 def _binned(column: Column, alias: str, given: Any) -> GroupKey:
     edges = tuple(check.number("bins", edge) for edge in given)
-    rising = all(one < two for one, two in zip(edges, edges[1:], strict=False))
+    rising = all(one < two for one, two in itertools.pairwise(edges))
     if not 2 <= len(edges) <= MOST_BINS or not rising or not all(map(math.isfinite, edges)):
         raise check.refuse("bins", given, f"2 to {MOST_BINS:,} finite edges, rising")
     if column.sort is Sort.TEXT and column.castable:

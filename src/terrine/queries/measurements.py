@@ -8,9 +8,9 @@
     QUANTILE(x, q)     a tree of counts (`quantiles`)
     COUNT(DISTINCT p)  people
 
-`centred` sums distances from the middle of the bounds, which halves the sensitivity of (0, upper), and `squares` sums the
-squared distances, less their own middle. `split` counts rows with and without a value: no row is both, so the two counts
-move together by at most k, and cost one measurement. With k UNIT the most that one person's weights add up to:
+`centred` sums distances from the middle of the bounds, which halves the sensitivity of (0, upper), and `squares` sums
+squared distances, less their own middle. `split` counts rows with and without a value: no row is both, so the two
+counts move together by at most k, and cost one measurement. With k UNIT the most that one person's weights add up to:
 
     rows, present, split     l1 = l2 = k UNIT
     total, centred, squares  l1 = l2 = k UNIT x the most steps of one value
@@ -68,7 +68,8 @@ class Measurement:
     @property
     def parts(self) -> int:
         """How many numbers per group."""
-        return {Measure.SPLIT: 2, Measure.TREE: quantiles.NODES}.get(self.measure, 1)
+        many: dict[Measure, int] = {Measure.SPLIT: 2, Measure.TREE: quantiles.NODES}
+        return many.get(self.measure, 1)
 
     @property
     def grid(self) -> Grid:

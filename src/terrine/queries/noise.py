@@ -6,8 +6,8 @@
 `chosen` takes the one that reaches less far at 95%; Gaussian only where a delta is spent. The grid and the exact
 samplers are those of `terrine.mechanisms`, which proves both.
 
-How far: one Laplace stays within ln(1 / b) scales with probability 1 - b. Of two with scales s > t, the sum has the tail
-(s^2 e^(-x/s) - t^2 e^(-x/t)) / (s^2 - t^2); with s = t it is (1 + x / 2s) e^(-x/s).
+How far: one Laplace stays within ln(1 / b) scales with probability 1 - b. Of two with scales s > t, the sum has the
+tail (s^2 e^(-x/s) - t^2 e^(-x/t)) / (s^2 - t^2); with s = t it is (1 + x / 2s) e^(-x/s).
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ def _join(node: exp.Expr) -> Join:
 
 def _short(node: Any) -> str:
     if isinstance(node, exp.Func) and not isinstance(node, exp.Anonymous):
-        return node.sql_name().upper()
+        return str(node.sql_name()).upper()
     if isinstance(node, exp.Anonymous):
         return check.shown(str(node.this).upper(), 40, written=str)
     return type(node).__name__.upper()

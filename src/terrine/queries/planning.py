@@ -2,9 +2,9 @@
 
 One plan makes all three: the expressions that bound contributions, the noise, and the event that is charged.
 
-Private keys. Each person counts once in each of at most g groups; a group is shown if its number of people with noise is
-at least T, where T is the smallest number with  g P(1 + noise >= T) <= delta. For keys that both neighbours have this is
-a reading of noisy counts; of keys that one person alone has (at most g, each with count 1), one is shown with
+Private keys. Each person counts once in each of at most g groups; a group is shown if its number of people with noise
+at least T, where T is the smallest number with  g P(1 + noise >= T) <= delta. For keys that both neighbours have this
+is a reading of noisy counts; of keys that one person alone has (at most g, each with count 1), one is shown with
 probability at most delta. So the event is the noise's, and (0, delta).   [KKMN09; Desfontaines et al. 2022]
 """
 
@@ -278,9 +278,7 @@ def _event(noise: Noise, parts: int, failing: float) -> Event:
     each: list[Event] = [noise.event] if parts == 1 else [events.Repeated(noise.event, times=parts)]
     if failing:
         each.append(
-            events.ApproximateDP(
-                epsilon=0.0, delta=failing, unit=Unit.PERSON, neighbours=Neighbours.ADD_REMOVE
-            )
+            events.ApproximateDP(epsilon=0.0, delta=failing, unit=Unit.PERSON, neighbours=Neighbours.ADD_REMOVE)
         )
     return each[0] if len(each) == 1 else events.Composed(each)
 

@@ -1,14 +1,14 @@
 """Many quantiles at one price: a noisy tree of counts over public bins, of which every quantile is a reading.
 
 The bounds are cut into BINS bins, and the bins are counted at LEVELS levels, each node BRANCHES times as fine as its
-parent. A person's rows weigh at most k in all, so each level moves by at most k: l1 LEVELS k, l2 sqrt(LEVELS) k. The noisy
-counts are made consistent by least squares (Hay, Rastogi, Miklau, Suciu 2010): parents equal the sums of their children,
-and every rank is estimated with the least variance. All after the noise: any number of quantiles, in any group, costs
-the same.
+parent. A person's rows weigh at most k in all, so each level moves by at most k: l1 LEVELS k, l2 sqrt(LEVELS) k. The
+counts are made consistent by least squares (Hay, Rastogi, Miklau, Suciu 2010): parents equal the sums of their
+children, and every rank is estimated with the least variance. All after the noise: any number of quantiles, in any
+group, costs the same.
 
 Half-widths in the value's own unit. The noise moves no rank by more than h with probability 95%, where h is REACH noise
-scales (found by simulation, checked in the tests). So the true quantile lies between the noisy quantiles at ranks q n - h
-and q n + h: both are readings of the released tree.
+scales (found by simulation, checked in the tests). So the true quantile lies between the noisy quantiles at ranks q n -
+h and q n + h: both are readings of the released tree.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from terrine.mechanisms.lattice import Shape
 
-BRANCHES, LEVELS = 8, 4
+BRANCHES, LEVELS = 8, 3
 BINS = BRANCHES**LEVELS
 NODES = sum(BRANCHES**level for level in range(1, LEVELS + 1))
-REACH = {Shape.LAPLACE: 9.6, Shape.GAUSSIAN: 6.9}
+REACH = {Shape.LAPLACE: 9.0, Shape.GAUSSIAN: 6.4}
 """Noise scales within which rank - q total stays with probability 95%, for every q and the worst rank."""
 
 Floats = NDArray[np.float64]

@@ -5,9 +5,9 @@ bound contributions on one and not on the other. So numbers become doubles first
 order and clamp it differently: DuckDB clamps NaN to the upper bound); infinities are clamped; text is compared for
 equality only, because its order depends on collations.
 
-A value x in [lower, upper] becomes a whole number of grid steps, floor(x / step + 1/2), with step a power of 2: division
-by it is exact, the sum with 1/2 rounds the same way on every engine, and floor is monotone. So the steps lie between
-those of the bounds, whatever x was.
+A value x in [lower, upper] becomes a whole number of grid steps, floor(x / step + 1/2), with step a power of 2:
+division by it is exact, the sum with 1/2 rounds the same way on every engine, and floor is monotone. So the steps lie
+between those of the bounds, whatever x was.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def joined(scope: Scope, tables: Sequence[Any]) -> Any:
     for join in scope.joins:
         right = parts[join.table]
         how = "left" if join.outer else "inner"
-        whole = whole.join(right, [whole[join.left] == right[join.right]], how=how).select(*whole.columns, *right.columns)
+        whole = whole.join(right, [whole[join.left] == right[join.right]], how=how).select(
+            *whole.columns, *right.columns
+        )
     return whole
 
 
@@ -118,7 +120,9 @@ def number(rows: Any, column: Column) -> Any:
     value = rows[column.place]
     if column.kind == "string":
         if not column.castable:
-            raise InvalidArgument(f"column {column}: holds text; want numbers: cast it in a view, with NULL for no number")
+            raise InvalidArgument(
+                f"column {column}: holds text; want numbers: cast it in a view, with NULL for no number"
+            )
         value = value.try_cast("float64")
     elif column.sort not in (Sort.WHOLE, Sort.NUMBER):
         raise InvalidArgument(f"column {column}: holds {column.sort.value} ({column.kind}); want numbers")
@@ -194,21 +198,23 @@ def _day(column: Column, value: str | datetime.date) -> datetime.date:
 def _moment(column: Column, value: str | datetime.date) -> datetime.datetime:
     try:
         found = datetime.datetime.fromisoformat(value if isinstance(value, str) else value.isoformat())
+        if found.tzinfo is None:
+            return found
     except ValueError:
-        found = None  # type: ignore[assignment]
-    if found is None or found.tzinfo is not None:
-        raise check.refuse(str(column), value, "a time, YYYY-MM-DD HH:MM:SS, without a zone")
-    return found
+        pass
+    raise check.refuse(str(column), value, "a time, YYYY-MM-DD HH:MM:SS, without a zone")
 
 
 def _paired(rows: Any, left: Column, comparison: Comparison, right: Column) -> Any:
     numbers = {Sort.WHOLE, Sort.NUMBER}
-    if {left.sort, right.sort} <= numbers and left.sort is not right.sort or left.sort is right.sort is Sort.NUMBER:
+    if ({left.sort, right.sort} <= numbers and left.sort is not right.sort) or left.sort is right.sort is Sort.NUMBER:
         return _applied(number(rows, left), number(rows, right), comparison)
     if left.sort is not right.sort or left.sort in (Sort.OTHER, Sort.IDENTITY):
         raise InvalidArgument(f"{left} {comparison.value} {right}: want two columns of one type")
     if comparison in _ORDERED and left.sort in (Sort.TEXT, Sort.TRUTH):
-        raise InvalidArgument(f"{left} {comparison.value} {right}: the order of text differs between engines; want = <>")
+        raise InvalidArgument(
+            f"{left} {comparison.value} {right}: the order of text differs between engines; want = <>"
+        )
     return _applied(rows[left.place], rows[right.place], comparison)
 
 

@@ -77,8 +77,8 @@ class JoinOn:
 class Scope:
     """The tables and columns that one question uses.
 
-    `votes` is in how many groups a person counts when keys are selected privately: the declared `groups`, else 1, because
-    the threshold grows with it as fast as the votes do.
+    `votes` is in how many groups a person counts when keys are selected privately: the declared `groups`, else 1,
+    because the threshold grows with it as fast as the votes do.
     """
 
     def __init__(

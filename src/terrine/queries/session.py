@@ -165,7 +165,7 @@ def _protecting_people(account: Charged | None) -> Charged | None:
     unit, neighbours = getattr(account, "unit", Unit.PERSON), getattr(account, "neighbours", Neighbours.ADD_REMOVE)
     if unit is not Unit.PERSON or neighbours is not Neighbours.ADD_REMOVE:
         raise InvalidArgument(
-            f"account: protects one {unit.value} under {neighbours.value}; questions protect a person under add-remove; "
-            "open one with unit=Unit.PERSON"
+            f"account: protects one {unit.value} under {neighbours.value}; questions protect a person under "
+            "add-remove; open one with unit=Unit.PERSON"
         )
     return account
