@@ -31,7 +31,7 @@ def world(rows, sql, options):
 
 
 def outcomes(value, count):
-    """The sum of a column of `count` answers; the engine is asked once, because without noise it always says the same."""
+    """The sum of a column of `count` answers; the engine is asked once: without noise it always says the same."""
     plan, engine, tables = value
     cells = plan.cells()
     sums = running.exact_sums(plan, engine, tables, cells)
