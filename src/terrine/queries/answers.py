@@ -216,7 +216,8 @@ def _cell(plan: Plan, place: int, cells: int) -> CellError:
 def _imagined(plan: Plan, one: Measurement, cells: int, size: int) -> Noisy:
     """A group of `size` rows spread evenly over the bounds, as if it had been measured."""
     sensitivity = one.sensitivity(plan.noise.shape, plan.rows, plan.touched(cells))
-    scale = sensitivity * plan.noise.multiplier * one.unit * (1 + 2.0**-12)  # more than the grid's rounding adds
+    multiplier = plan.noise.of_share(one.share).multiplier
+    scale = sensitivity * multiplier * one.unit * (1 + 2.0**-12)  # more than the grid's rounding adds
     values = np.zeros((1, one.parts))
     if one.measure in (Measure.ROWS, Measure.PRESENT, Measure.SPLIT, Measure.PEOPLE):
         values[0, 0] = size

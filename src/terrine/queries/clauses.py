@@ -197,9 +197,14 @@ def _compare(node: exp.Expr) -> Compare:
 
 def _text(value: str) -> str:
     """Text that every engine reads alike: a backslash is a sign of its own on some of them."""
-    if "\\" in value or any(ord(character) < 32 for character in value):
-        raise check.refuse("text", value, "text without backslashes and control characters")
+    if not plain_text(value):
+        raise check.refuse("text", value, "text without backslashes, control characters and ${")
     return value
+
+
+def plain_text(value: str) -> bool:
+    """Whether a constant is safe from what engines do with text before they read it; Spark fills in ${...}."""
+    return "\\" not in value and "${" not in value and all(ord(character) >= 32 for character in value)
 
 
 def _number(written: str) -> int | float:

@@ -20,6 +20,7 @@ from terrine.errors import EngineFailed, InvalidArgument, MissingExtra
 
 log = logging.getLogger(__name__)
 _FILES = {".parquet", ".pq", ".csv"}
+_DIFFERENT = ("a", "A", "a ", "\u00e1", "a\u0301")
 _DATABASES = {".duckdb", ".ddb", ".db"}
 
 
@@ -73,6 +74,44 @@ class Engine:
             f"{self.name} failed ({kind}); its message is withheld, because it may quote private rows; the charge "
             "stays; try the question with mock=True, and look into the engine's own log"
         )
+
+    def rehearsal(self) -> Engine:
+        """This engine, but it compiles what it is asked and answers with no rows."""
+        return _Rehearsal(self._backend)
+
+    def must_tell_apart(self, table: Any, column: str) -> None:
+        """Refuse a column of text whose collation takes different texts for equal; looks at none of its rows.
+
+        A group of several texts would be called by whichever of them comes first, and one person's row could rename it.
+        """
+        texts = table.select(text=table[column].cast("string")).filter(ibis.literal(False))
+        for one in _DIFFERENT:
+            texts = texts.union(ibis.literal(one).name("text").as_table())
+        found = self.run(texts.group_by("text").aggregate(times=texts.count()))
+        if found.num_rows != len(_DIFFERENT) or self._stored_as(table, column) in ("citext", "bpchar"):
+            raise InvalidArgument(
+                f"column {column}: its collation or type takes different texts for equal; "
+                "want a view that casts it to plain text with a binary collation"
+            )
+
+    def _stored_as(self, table: Any, column: str) -> str:
+        """PostgreSQL's own name of a column's type, from its catalogue; elsewhere nothing."""
+        if self.name != "postgres":
+            return ""
+        columns = self._backend.table("columns", database="information_schema")
+        mine = (columns["table_name"] == table.get_name()) & (columns["column_name"] == column)
+        kinds = self.run(columns.filter(mine).select(kind=columns["udt_name"].cast("string")))["kind"].to_pylist()
+        return next((kind for kind in kinds if kind in ("citext", "bpchar")), "")
+
+
+class _Rehearsal(Engine):
+    def run(self, expression: Any) -> pa.Table:
+        try:
+            self._backend.compile(expression)
+            return expression.schema().to_pyarrow().empty_table()
+        except Exception as error:
+            kind = type(error).__name__
+        raise InvalidArgument(f"{self.name}: cannot do this ({kind}); nothing was charged; want a simpler question")
 
 
 def backend_of(connection: Any) -> Any:

@@ -18,11 +18,13 @@ import ibis
 from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.queries import rows as row_expressions
+from terrine.queries.clauses import plain_text
 from terrine.queries.question import Question
 from terrine.queries.scope import Column, Scope, Sort
 
 MOST_BINS = 1_000
 MOST_KEYS = 100_000
+LONGEST_KEY = 1_000
 PRIVATE = "private"
 _GROUPABLE = {Sort.TEXT, Sort.WHOLE, Sort.TRUTH, Sort.DAY}
 
@@ -36,6 +38,12 @@ class GroupKey:
     values: tuple[Any, ...] | None
     edges: tuple[float, ...] = ()
 
+    @property
+    def example(self) -> Any:
+        """A value of the key's type, for a rehearsal."""
+        made = {Sort.WHOLE: 0, Sort.TRUTH: True, Sort.DAY: datetime.date(2000, 1, 1)}
+        return self.values[0] if self.values else made.get(self.column.sort, "")
+
     def expression(self, rows: Any) -> Any:
         """The key of a row; NULL for a row in no group."""
         if not self.edges:
@@ -44,6 +52,18 @@ class GroupKey:
         inner = [(value < edge, place) for place, edge in enumerate(self.edges[1:-1])]
         outside = (value < self.edges[0]) | (value > self.edges[-1]) | value.isnull()
         return ibis.cases((outside, ibis.null("int64")), *inner, else_=len(self.edges) - 2).cast("int64")
+
+    def showable(self, rows: Any, place: str) -> list[Any]:
+        """Conditions on a key that is selected privately: of a length and a year that can be brought home at all.
+
+        What fails on one person's key would tell of it: those keys are in no group.
+        """
+        if self.column.sort is Sort.TEXT:
+            return [rows[place].length() <= LONGEST_KEY]
+        if self.column.sort is Sort.DAY:
+            first, last = datetime.date(1, 1, 1), datetime.date(9999, 12, 31)
+            return [rows[place] >= ibis.literal(first), rows[place] <= ibis.literal(last)]
+        return []
 
     def shown(self, value: Any) -> Any:
         """The key as the answer shows it: bins as intervals, of which the last holds its upper edge."""
@@ -128,9 +148,8 @@ def _value(column: Column, value: Any) -> Any:
     item = value.item() if hasattr(value, "item") else value
     try:
         if column.sort is Sort.TEXT and isinstance(item, str | int) and not isinstance(item, bool):
-            text = str(item)
-            if "\\" not in text and all(ord(character) >= 32 for character in text):
-                return text
+            if plain_text(str(item)):
+                return str(item)
         elif column.sort is Sort.WHOLE and not isinstance(item, bool) and isinstance(item, int | str):
             if -(2**63) <= int(item) < 2**63:
                 return int(item)
@@ -141,5 +160,5 @@ def _value(column: Column, value: Any) -> Any:
     except (ValueError, TypeError):
         pass
     raise check.refuse(
-        f"keys[{column.name!r}]", value, f"{column.sort.value}, and in text no backslash or control character"
+        f"keys[{column.name!r}]", value, f"{column.sort.value}, and in text no backslash, control character or ${{"
     )

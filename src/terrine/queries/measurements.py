@@ -91,6 +91,15 @@ class Measurement:
         summed = self.measure in (Measure.TOTAL, Measure.CENTRED, Measure.SQUARES)
         return (self.grid.step if summed else 1.0) / UNIT
 
+    @property
+    def share(self) -> float:
+        """Its part of the budget, where an ordinary measurement has 1.
+
+        A split has 1 + sqrt(2): COUNT(*) is the sum of its two noisy counts, and beside one other measurement is then as
+        near as if it had been measured alone with half of the budget.
+        """
+        return 1 + math.sqrt(2) if self.measure is Measure.SPLIT else 1.0
+
     def sensitivity(self, shape: Shape, most: int, groups: int) -> float:
         """How far one person moves the whole vector: l1 for Laplace, l2 for Gaussian noise."""
         if self.measure is Measure.PEOPLE:

@@ -1,7 +1,10 @@
 """One noise for all of a question: Laplace or Gaussian, whole numbers on a public grid, and how far it reaches.
 
-    Laplace    scale = multiplier x l1 sensitivity;  m measurements of a question share epsilon:  multiplier m / epsilon
-    Gaussian   scale = multiplier x l2 sensitivity;  one Gaussian's noise for (epsilon, delta), times sqrt(m)
+    Laplace    scale = multiplier x l1 sensitivity;  multiplier W / (w epsilon)
+    Gaussian   scale = multiplier x l2 sensitivity;  one Gaussian's noise for (epsilon, delta), times sqrt(W / w)
+
+for a measurement whose share of the budget is w, of W in all: the epsilons w epsilon / W add up to epsilon, and the
+squared signal-to-noise ratios w / (W s^2) to 1 / s^2.
 
 `chosen` takes the one that reaches less far at 95%; Gaussian only where a delta is spent. The grid and the exact
 samplers are those of `terrine.mechanisms`, which proves both.
@@ -34,7 +37,7 @@ _SLACK = 1 - 2.0**-40
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of every measurement of one question: `multiplier` is scale / sensitivity."""
+    """The noise of a measurement: `multiplier` is scale / sensitivity."""
 
     shape: Shape
     multiplier: float
@@ -79,13 +82,19 @@ class Noise:
             return _two_laplaces(used[0], used[1], chance)
         return sum(-math.log(chance / len(used)) * one for one in used)
 
+    def of_share(self, share: float) -> Noise:
+        """The noise of a measurement with another share of the budget than 1."""
+        if share == 1:
+            return self
+        return Noise(self.shape, self.multiplier / (share if self.shape is Shape.LAPLACE else math.sqrt(share)))
 
-def shared(shape: Shape, measurements: int, epsilon: float, delta: float) -> Noise:
-    """The least noise of `shape` that `measurements` of it keep (epsilon, delta) with."""
+
+def shared(shape: Shape, shares: float, epsilon: float, delta: float) -> Noise:
+    """The least noise of share 1 with which `shares` of them keep (epsilon, delta)."""
     if shape is Shape.LAPLACE:
-        return Noise(shape, math.nextafter(measurements / (epsilon * _SLACK), math.inf))
+        return Noise(shape, math.nextafter(shares / (epsilon * _SLACK), math.inf))
     one = gaussian.noise_for(epsilon * _SLACK, delta * _SLACK)
-    return Noise(shape, math.nextafter(one * math.sqrt(measurements), math.inf) * (1 + 2.0**-40))
+    return Noise(shape, math.nextafter(one * math.sqrt(shares), math.inf) * (1 + 2.0**-40))
 
 
 def laplace_tail(scale: float, at_least: int) -> float:

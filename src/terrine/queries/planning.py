@@ -10,6 +10,7 @@ probability at most delta. So the event is the noise's, and (0, delta).   [KKMN0
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -158,6 +159,7 @@ def _asked(aggregate: Aggregate, scope: Scope, bounds: Mapping[str, Any]) -> Ask
                 f"COUNT(DISTINCT {aggregate.column}): distinct values of other columns are not answered; "
                 f"want COUNT(DISTINCT {scope.person.name})"
             )
+        scope.counts_everybody(aggregate.column)
         return Asked(aggregate, None, (0.0, 1.0))
     if aggregate.column is None:
         return Asked(aggregate, None, (0.0, 1.0))
@@ -224,26 +226,26 @@ def _priced(plan: Plan, budget: _Budget) -> Plan:
     delta = budget.delta or (budget.usual if hidden else 0.0)
     if hidden and not delta:
         raise InvalidArgument('keys="private": need a delta; want delta=..., such as 1e-7')
-    parts = len(plan.measurements) + hidden
-    laplace = shared(Shape.LAPLACE, parts, budget.epsilon, 0.0)
+    shares = [one.share for one in plan.measurements] + [1.0] * hidden
+    laplace = shared(Shape.LAPLACE, sum(shares), budget.epsilon, 0.0)
     chosen, failing = laplace, delta if hidden else 0.0
     if budget.delta:
         share, most = (delta / 2, budget.epsilon * _MIXED) if hidden else (delta, budget.epsilon)
-        gaussian = _confirmed(shared(Shape.GAUSSIAN, parts, most, share), parts, share, most)
+        gaussian = _confirmed(shared(Shape.GAUSSIAN, sum(shares), most, share), shares, share, most)
         if _error(plan, gaussian) < _error(plan, laplace):
             chosen, failing = gaussian, delta / 2 if hidden else 0.0
     spent = delta if failing or chosen.shape is Shape.GAUSSIAN else 0.0
     selection = _selection(plan, chosen, failing) if hidden else None
-    event = _event(chosen, parts, failing)
+    event = _event(chosen, shares, failing)
     if certified(event, spent) > budget.epsilon:
         raise OutOfOrder(f"the plan would cost more than epsilon={budget.epsilon:g}; nothing was charged: report this")
     return dataclasses.replace(plan, noise=chosen, selection=selection, event=event, delta=spent)
 
 
-def _confirmed(noise: Noise, parts: int, delta: float, epsilon: float) -> Noise:
+def _confirmed(noise: Noise, shares: Sequence[float], delta: float, epsilon: float) -> Noise:
     """`noise`, made larger by billionths until the accountant, too, finds all parts within epsilon at delta."""
     step = 1e-9
-    while certified(_event(noise, parts, 0.0), delta) > epsilon:
+    while certified(_event(noise, shares, 0.0), delta) > epsilon:
         noise, step = Noise(noise.shape, noise.multiplier * (1 + step)), 4 * step
     return noise
 
@@ -252,7 +254,10 @@ def _error(plan: Plan, noise: Noise) -> float:
     """The sum of the logarithms of every measurement's half-width: which noise is smaller for the whole question."""
     cells = 1 if not plan.keys else math.prod(len(key.values or (0,)) for key in plan.keys)
     groups = plan.groups if any(key.values is None for key in plan.keys) else plan.touched(cells)
-    scales = (one.sensitivity(noise.shape, plan.rows, groups) * noise.multiplier for one in plan.measurements)
+    scales = (
+        one.sensitivity(noise.shape, plan.rows, groups) * noise.of_share(one.share).multiplier
+        for one in plan.measurements
+    )
     return sum(math.log(noise.reach(scale)) for scale in scales)
 
 
@@ -274,23 +279,24 @@ def selection_noise(noise: Noise, most: int) -> Any:
     return noise.plan(sensitivity, 2, step=1.0)
 
 
-def _event(noise: Noise, parts: int, failing: float) -> Event:
-    each: list[Event] = [noise.event] if parts == 1 else [events.Repeated(noise.event, times=parts)]
+def _event(noise: Noise, shares: Sequence[float], failing: float) -> Event:
+    each: list[Event] = []
+    for share, times in collections.Counter(shares).items():
+        one = noise.of_share(share).event
+        each.append(one if times == 1 else events.Repeated(one, times=times))
     if failing:
-        each.append(
-            events.ApproximateDP(epsilon=0.0, delta=failing, unit=Unit.PERSON, neighbours=Neighbours.ADD_REMOVE)
-        )
+        where: dict[str, Any] = {"unit": Unit.PERSON, "neighbours": Neighbours.ADD_REMOVE}
+        each.append(events.ApproximateDP(epsilon=0.0, delta=failing, **where))
     return each[0] if len(each) == 1 else events.Composed(each)
 
 
 @functools.lru_cache(maxsize=256)
 def certified(event: Event, delta: float) -> float:
     """The proven epsilon of a question's event at `delta`: what fails with its own delta is taken off first."""
-    noise, failing = event, 0.0
-    if isinstance(event, events.Composed):
-        noise, last = event.parts
-        assert isinstance(last, events.ApproximateDP)
-        failing = last.delta
-    if isinstance(noise.event if isinstance(noise, events.Repeated) else noise, events.Laplace):
+    parts = event.parts if isinstance(event, events.Composed) else (event,)
+    noises = [part for part in parts if not isinstance(part, events.ApproximateDP)]
+    failing = sum(part.delta for part in parts if isinstance(part, events.ApproximateDP))
+    noise = noises[0] if len(noises) == 1 else events.Composed(noises)
+    if all(isinstance(leaf, events.Laplace) for leaf, _ in events.leaves(noise)):
         return composition.pure(noise)
     return accounting.epsilon(noise, delta=delta - failing)

@@ -19,7 +19,8 @@ from terrine.queries.engines import Engine
 from terrine.queries.measurements import Measure, Measurement
 from terrine.queries.planning import Plan, selection_noise
 from terrine.queries.rows import condition, joined
-from terrine.rng import Source
+from terrine.queries.scope import Sort
+from terrine.rng import SYSTEM, Source
 
 Cell = tuple[Any, ...]
 
@@ -48,6 +49,7 @@ def bounded_rows(plan: Plan, tables: Sequence[Any], *, cells: Sequence[Cell] | N
         if values is None and cells is not None:
             values = tuple(dict.fromkeys(cell[place] for cell in cells))
         column = rows[f"k{place}"]
+        kept += key.showable(rows, f"k{place}") if values is None else []
         kept.append(column.notnull() if values is None or key.edges else column.isin(list(values)))
     return rows.filter(*kept)
 
@@ -67,6 +69,24 @@ def selected(plan: Plan, engine: Engine, tables: Sequence[Any], rng: Source) -> 
     passed = np.flatnonzero(noisy >= plan.selection.threshold)
     columns = [found[key].to_pylist() for key in keys]
     return sorted({tuple(column[place] for column in columns) for place in passed})
+
+
+def rehearse(plan: Plan, engine: Engine, tables: Sequence[Any]) -> None:
+    """Build and compile every expression and every noise, on no rows: what cannot be answered is not charged.
+
+    Raises:
+        InvalidArgument: the engine cannot do it, merges different texts, or the noise leaves 64 bits.
+    """
+    for key in plan.keys:
+        if key.column.sort is Sort.TEXT and not key.edges:
+            engine.must_tell_apart(tables[key.column.table], key.column.name)
+    dry = engine.rehearsal()
+    selected(plan, dry, tables, SYSTEM)
+    cells = plan.cells() if plan.selection is None else [tuple(key.example for key in plan.keys)]
+    exact_sums(plan, dry, tables, cells)
+    for one in plan.measurements:
+        sensitivity = one.sensitivity(plan.noise.shape, plan.rows, plan.touched(len(cells)))
+        plan.noise.of_share(one.share).plan(sensitivity, len(cells) * one.parts)
 
 
 def measure(plan: Plan, engine: Engine, tables: Sequence[Any], cells: Sequence[Cell], rng: Source) -> list[Noisy]:
@@ -145,9 +165,9 @@ def _place(table: Any, keys: Sequence[str], name: str, index: Mapping[Cell, int]
 
 def _release(plan: Plan, one: Measurement, exact: NDArray[Any], cells: int, rng: Source) -> Noisy:
     sensitivity = one.sensitivity(plan.noise.shape, plan.rows, plan.touched(cells))
-    flat = exact.reshape(-1)
-    noisy = plan.noise.add(flat, sensitivity, rng).reshape(exact.shape) * one.unit
-    return Noisy(noisy, plan.noise.scale(sensitivity, flat.size) * one.unit)
+    flat, noise = exact.reshape(-1), plan.noise.of_share(one.share)
+    noisy = noise.add(flat, sensitivity, rng).reshape(exact.shape) * one.unit
+    return Noisy(noisy, noise.scale(sensitivity, flat.size) * one.unit)
 
 
 def _key_names(plan: Plan) -> list[str]:

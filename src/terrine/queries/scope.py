@@ -123,6 +123,13 @@ class Scope:
         """Whether `name` names a person column."""
         return self._find(name, range(len(self.sources))).person
 
+    def counts_everybody(self, name: Name) -> None:
+        """Refuse the person column of an outer-joined table: NULL where nothing matched, it would count fewer people."""
+        table = self._find(name, range(len(self.sources))).table
+        if table != self.person.table and any(join.outer for join in self.joins):
+            wanted = f"{self.sources[self.person.table].alias}.{self.person.name}"
+            raise InvalidArgument(f"COUNT(DISTINCT {name}): of a table after LEFT JOIN; want COUNT(DISTINCT {wanted})")
+
     def _add(self, table: str, alias: str, declared: Mapping[str, Declared], schemas: Mapping[str, Any]) -> None:
         known = _match(table, declared, exact=False)
         if known is None:

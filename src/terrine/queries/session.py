@@ -130,9 +130,10 @@ class Session:
         if mock:
             backend, tables = made_up(plan)
             return self._looked(plan, Engine(backend), tables, event, ("made-up rows: nothing was charged",))
+        tables = [self._tables[source.table] for source in plan.scope.sources]
+        running.rehearse(plan, self._engine, tables)
         if self._account is not None:
             self._account.charge(event, purpose=self._purpose, by=self._by)
-        tables = [self._tables[source.table] for source in plan.scope.sources]
         return self._looked(plan, self._engine, tables, event, ())
 
     def _looked(
