@@ -60,7 +60,7 @@ QUESTIONS = {
 def test_a_whole_question_betrays_no_more_than_it_costs(question):
     sql, options = QUESTIONS[question]
     worlds = [world(rows, sql, {**options, "epsilon": 1.0}) for rows in (OTHERS, [*OTHERS, *MINE])]
-    found = audit.lower_bound(outcomes, *worlds, trials=6000, confidence=1 - 1e-6)
+    found = audit.lower_bound(outcomes, *worlds, trials=3000, confidence=1 - 1e-6)
     assert found.epsilon <= worlds[0][0].epsilon
 
 

@@ -98,6 +98,7 @@ REFUSED = {
     "SELECT COUNT(*) FROM visits WHERE cost IS DISTINCT FROM 3": "",
     "SELECT COUNT(*) FROM visits WHERE cost > ALL (SELECT 1)": "",
     "SELECT COUNT(*) FROM visits WHERE region = 'a\\b'": "backslash",
+    "SELECT COUNT(*) FROM visits WHERE region = '${spark.app.name}'": "control characters",
     "SELECT COUNT(*) FROM visits WHERE cost > 1e999": "64 bits",
     "SELECT COUNT(*) FROM visits WHERE cost > 99999999999999999999": "64 bits",
     "SELECT COUNT(*) FROM visits WHERE day > CURRENT_DATE": "",

@@ -87,12 +87,22 @@ class Engine:
         texts = table.select(text=table[column].cast("string")).filter(ibis.literal(False))
         for one in _DIFFERENT:
             texts = texts.union(ibis.literal(one).name("text").as_table())
-        found = self.run(texts.group_by("text").aggregate(times=texts.count()))
+        found = self._public(texts.group_by("text").aggregate(times=texts.count()))
         if found.num_rows != len(_DIFFERENT) or self._stored_as(table, column) in ("citext", "bpchar"):
             raise InvalidArgument(
                 f"column {column}: its collation or type takes different texts for equal; "
                 "want a view that casts it to plain text with a binary collation"
             )
+
+    def _public(self, expression: Any) -> pa.Table:
+        """The result of an expression that looks at no private row."""
+        try:
+            return self._backend.to_pyarrow(expression)
+        except Exception as error:
+            kind = type(error).__name__
+        raise InvalidArgument(
+            f"{self.name}: failed on no rows ({kind}); nothing was charged; is the table still there?"
+        )
 
     def _stored_as(self, table: Any, column: str) -> str:
         """PostgreSQL's own name of a column's type, from its catalogue; elsewhere nothing."""
@@ -100,7 +110,7 @@ class Engine:
             return ""
         columns = self._backend.table("columns", database="information_schema")
         mine = (columns["table_name"] == table.get_name()) & (columns["column_name"] == column)
-        kinds = self.run(columns.filter(mine).select(kind=columns["udt_name"].cast("string")))["kind"].to_pylist()
+        kinds = self._public(columns.filter(mine).select(kind=columns["udt_name"].cast("string")))["kind"].to_pylist()
         return next((kind for kind in kinds if kind in ("citext", "bpchar")), "")
 
 

@@ -95,8 +95,8 @@ class Measurement:
     def share(self) -> float:
         """Its part of the budget, where an ordinary measurement has 1.
 
-        A split has 1 + sqrt(2): COUNT(*) is the sum of its two noisy counts, and beside one other measurement is then as
-        near as if it had been measured alone with half of the budget.
+        A split has 1 + sqrt(2): COUNT(*) is the sum of its two noisy counts, and beside one other measurement is then
+        as near as if it had been measured alone with half of the budget.
         """
         return 1 + math.sqrt(2) if self.measure is Measure.SPLIT else 1.0
 

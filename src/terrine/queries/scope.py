@@ -124,7 +124,7 @@ class Scope:
         return self._find(name, range(len(self.sources))).person
 
     def counts_everybody(self, name: Name) -> None:
-        """Refuse the person column of an outer-joined table: NULL where nothing matched, it would count fewer people."""
+        """Refuse the person column of an outer-joined table: NULL where nothing matched, it counts fewer people."""
         table = self._find(name, range(len(self.sources))).table
         if table != self.person.table and any(join.outer for join in self.joins):
             wanted = f"{self.sources[self.person.table].alias}.{self.person.name}"

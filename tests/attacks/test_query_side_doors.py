@@ -1,0 +1,178 @@
+"""What a hostile reader tried on questions: each way in is shut, and stays shut."""
+
+import datetime
+
+import pyarrow as pa
+import pytest
+
+from terrine import queries
+from terrine.errors import InvalidArgument
+from terrine.queries import planning
+from tests.queries import people
+from tests.queries.conftest import *  # noqa: F403 - the engines' fixtures
+from tests.queries.oracle import engine_sums, plan_of
+
+GROUPS = "SELECT region, COUNT(*) AS n FROM visits GROUP BY region"
+
+
+def session_on(duck, **tables):
+    private = {"visits": queries.Private(person="patient_id", rows=3)}
+    return queries.Session(duck.connection, None, tables or private)
+
+
+@pytest.mark.parametrize("collation", ["NOCASE", "NOACCENT"])
+@pytest.mark.parametrize("keys", [{"region": ["N", "S"]}, "private"])
+def test_one_row_could_rename_a_group_under_a_loose_collation(duck, account, collation, keys):
+    """Under NOCASE 'N' and 'n' are one group, called by whichever row comes first: one row could empty a public group."""
+    duck.connection.execute(f"CREATE TABLE visits (patient_id BIGINT, region VARCHAR COLLATE {collation})")
+    session = queries.Session(duck.connection, account, {"visits": queries.Private(person="patient_id", rows=3)})
+    with pytest.raises(InvalidArgument, match="takes different texts for equal"):
+        session.sql(GROUPS, epsilon=1, delta=1e-7, keys=keys)
+    assert not list(account.history())
+
+
+def test_a_loose_collation_by_default(duck):
+    duck.connection.execute("CREATE TABLE visits (patient_id BIGINT, region VARCHAR)")
+    session = session_on(duck)
+    duck.connection.execute("PRAGMA default_collation = NOCASE")
+    with pytest.raises(InvalidArgument, match="takes different texts for equal"):
+        session.sql(GROUPS, epsilon=1, keys={"region": ["N"]})
+
+
+@pytest.mark.parametrize("kind", ["citext", "char(5)", "text COLLATE loose"])
+def test_loose_text_on_postgresql(engines, kind):
+    engine = engines("postgres")
+    try:
+        engine.raw.execute("CREATE EXTENSION IF NOT EXISTS citext")
+        engine.raw.execute(
+            "CREATE COLLATION IF NOT EXISTS loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+    except Exception as error:
+        pytest.skip(f"this server has no citext or ICU: {error}")
+    engine.raw.execute("DROP TABLE IF EXISTS loose_visits")
+    engine.raw.execute(f"CREATE TABLE loose_visits (patient_id bigint, region {kind})")
+    session = queries.Session(engine.connection, None, {"loose_visits": queries.Private(person="patient_id", rows=3)})
+    with pytest.raises(InvalidArgument, match="takes different texts for equal"):
+        session.sql(GROUPS.replace("visits", "loose_visits"), epsilon=1, keys={"region": ["N"]})
+
+
+def test_a_date_that_python_cannot_hold_tells_nothing(duck):
+    """Dates beyond the year 9999 and 'infinity' fail on their way home: one person could make every answer fail."""
+    duck.connection.execute("CREATE TABLE visits (patient_id BIGINT, day DATE)")
+    duck.connection.execute("INSERT INTO visits VALUES (1, 'infinity'), (2, '-infinity'), (3, '200000-01-01')")
+    duck.connection.execute("INSERT INTO visits SELECT i, DATE '2024-05-05' FROM range(1000) t(i)")
+    answer = session_on(duck).sql(
+        "SELECT day, COUNT(*) AS n FROM visits GROUP BY day", epsilon=5, delta=1e-4, keys="private"
+    )
+    assert answer.table["day"].to_pylist() == [datetime.date(2024, 5, 5)]
+
+
+def test_a_key_of_a_million_letters_is_in_no_group(duck):
+    duck.connection.execute(
+        "CREATE TABLE visits AS SELECT i AS patient_id, repeat('x', 1000000) AS region FROM range(200) t(i)"
+    )
+    assert session_on(duck).sql(GROUPS, epsilon=5, delta=1e-4, keys="private").table.num_rows == 0
+
+
+def test_distinct_people_of_an_outer_joined_table_are_not_everybody(duck):
+    """COUNT(DISTINCT p.patient_id) after a LEFT JOIN counts those who matched; answering with all would be a lie."""
+    duck.connection.execute("CREATE TABLE visits AS SELECT 1 AS patient_id")
+    duck.connection.execute("CREATE TABLE patients AS SELECT 1 AS patient_id")
+    one = queries.Private(person="patient_id", rows=1)
+    session = session_on(duck, visits=one, patients=one)
+    sql = "SELECT COUNT(DISTINCT {}.patient_id) AS n FROM visits v LEFT JOIN patients p ON v.patient_id = p.patient_id"
+    assert session.explain(sql.format("v")).cells
+    with pytest.raises(InvalidArgument, match="LEFT JOIN"):
+        session.explain(sql.format("p"))
+
+
+def test_what_the_engine_cannot_do_is_not_charged(duck, account, monkeypatch):
+    duck.load("visits", people.table([people.row(1)]))
+    session = queries.Session(duck.connection, account, {"visits": queries.Private(person="patient_id", rows=3)})
+
+    def refuse(expression):
+        raise NotImplementedError("this engine has no floor")
+
+    monkeypatch.setattr(session._engine._backend, "compile", refuse)
+    with pytest.raises(InvalidArgument, match="nothing was charged"):
+        session.sql("SELECT COUNT(*) AS n FROM visits", epsilon=1)
+    assert not list(account.history())
+
+
+def test_columns_that_are_called_like_ours(duck):
+    """Tables may have columns called person, weight, k0, c0, bin or heavy: inside the engine none of their names is used."""
+    names = ["patient_id", "person", "weight", "k0", "c0", "c1", "bin", "heavy", "owned", "rank", "m0_0"]
+    duck.load("visits", pa.table({name: [1, 1, 2] if name == "patient_id" else [5, 6, 7] for name in names}))
+    session = session_on(duck)
+    for name in names[1:]:
+        plan = plan_of(
+            session,
+            f"SELECT {name}, SUM({name}) AS s, MEDIAN({name}) AS q, COUNT(DISTINCT patient_id) AS p FROM visits WHERE {name} > 5 GROUP BY {name}",
+            bounds={name: (0, 10)},
+            keys={name: [5, 6, 7]},
+        )
+        sums = next(iter(engine_sums(session, plan).values()))
+        assert [one[0] > 0 for one in sums] == [False, True, True]
+
+
+def test_a_name_with_quotes_and_semicolons(duck):
+    name = 'co"st; DROP TABLE visits; --'
+    duck.load("visits", pa.table({"patient_id": [1, 2], name: [3.0, 4.0]}))
+    session = session_on(duck)
+    quoted = '"' + name.replace('"', '""') + '"'
+    answer = session.sql(f"SELECT SUM({quoted}) AS s FROM visits", epsilon=1, bounds={name: (0, 10)})
+    assert answer.table.num_rows == 1
+
+
+def test_a_table_that_stands_twice_under_another_case(duck):
+    duck.load("visits", people.table([people.row(1)]))
+    session = session_on(duck)
+    with pytest.raises(InvalidArgument, match="twice"):
+        session.explain("SELECT COUNT(*) AS n FROM visits a JOIN VISITS b ON a.patient_id = b.patient_id")
+
+
+def test_the_alias_of_a_key_does_not_hide_a_column(duck):
+    """SELECT cost AS region ... GROUP BY region could mean two things; it is refused, not guessed."""
+    duck.load("visits", people.table([people.row(1)]))
+    with pytest.raises(InvalidArgument, match="bare column"):
+        session_on(duck).explain(
+            "SELECT visits AS region, COUNT(*) AS n FROM visits GROUP BY region", keys="private", delta=1e-6
+        )
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 1e6])
+def test_extreme_budgets_are_answered_or_refused_before_the_charge(duck, account, epsilon):
+    duck.load("visits", people.table(people.ordinary(people=3)))
+    session = queries.Session(duck.connection, account, {"visits": queries.Private(person="patient_id", rows=10**6)})
+    regions = {"region": [f"r{place}" for place in range(30_000)]}
+    try:
+        session.sql(
+            "SELECT region, SUM(cost) AS s FROM visits GROUP BY region",
+            epsilon=epsilon,
+            bounds={"cost": (0, 1e90)},
+            keys=regions,
+        )
+    except Exception as error:
+        assert "\n" not in str(error)
+        assert not list(account.history())
+
+
+def test_half_widths_are_the_same_whatever_the_rows(duck):
+    """Of counts, sums and people they are public; only those of ratios follow the noisy answers."""
+    sql = "SELECT region, COUNT(*) AS n, SUM(cost) AS s, COUNT(DISTINCT patient_id) AS p FROM visits GROUP BY region"
+    seen = set()
+    for rows in (people.ordinary(), people.ordinary(people=3, seed=9), [people.row(1)]):
+        duck.load("visits", people.table(rows))
+        answer = session_on(duck).sql(sql, epsilon=1, bounds={"cost": (0, 10)}, keys={"region": people.REGIONS})
+        seen.add(tuple(sorted(answer.half_widths.items())))
+    assert len(seen) == 1
+
+
+def test_a_plan_holds_nothing_of_the_rows(duck):
+    plans = []
+    for rows in (people.ordinary(), [people.row(1)]):
+        duck.load("visits", people.table(rows))
+        plan = plan_of(session_on(duck), GROUPS, keys="private", delta=1e-6)
+        plans.append((plan.event, plan.selection, plan.noise, plan.measurements, plan.keys))
+    assert plans[0] == plans[1]
+    assert isinstance(plan, planning.Plan)
