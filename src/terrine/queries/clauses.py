@@ -126,6 +126,8 @@ def predicate_of(node: Any) -> Predicate:
             return AllOf((Compare(column, Comparison.AT_LEAST, low), Compare(column, Comparison.AT_MOST, high)))
         case exp.Column():
             return Holds(name_of(node))
+        case exp.Like() if node.args.get("negate"):
+            return Negated(_compare(node))
         case _ if type(node) in _COMPARISONS:
             return _compare(node)
         case _:
@@ -184,7 +186,9 @@ def _in(node: exp.Expr) -> Among:
 
 
 def _compare(node: exp.Expr) -> Compare:
-    only(node, {"this", "expression"}, "a comparison")
+    only(
+        node, {"this", "expression", "negate"} if isinstance(node, exp.Like) else {"this", "expression"}, "a comparison"
+    )
     comparison, left, right = _COMPARISONS[type(node)], node.this, node.args["expression"]
     if isinstance(left, exp.Column) and isinstance(right, exp.Column):
         if comparison is Comparison.LIKE:

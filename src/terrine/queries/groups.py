@@ -60,6 +60,8 @@ class GroupKey:
         """
         if self.column.sort is Sort.TEXT:
             return [rows[place].length() <= LONGEST_KEY]
+        if self.column.sort is Sort.WHOLE:
+            return [rows[place] <= ibis.literal(2**63 - 1)]
         if self.column.sort is Sort.DAY:
             first, last = datetime.date(1, 1, 1), datetime.date(9999, 12, 31)
             return [rows[place] >= ibis.literal(first), rows[place] <= ibis.literal(last)]
