@@ -140,17 +140,27 @@ def test_the_alias_of_a_key_does_not_hide_a_column(duck):
 def test_noise_that_leaves_64_bits_is_refused_before_the_charge(duck, account):
     duck.load("visits", people.table(people.ordinary(people=3)))
     session = queries.Session(duck.connection, account, {"visits": queries.Private(person="patient_id", rows=10**6)})
-    asked = {
-        "bounds": {"cost": (0, 1e90), "visits": (0, 1)},
-        "keys": {"region": [f"r{place}" for place in range(70_000)]},
-    }
+    keys = {"region": [f"r{place}" for place in range(300)], "visits": list(range(300))}
+    sums = ", ".join(f"SUM({name}) AS s{place}" for place, name in enumerate(["cost", "price", "hospital"]))
+    sql = f"SELECT region, visits, {sums} FROM visits GROUP BY region, visits"
     with pytest.raises(InvalidArgument, match="64 bits"):
-        session.sql(
-            "SELECT region, SUM(cost) AS s, SUM(visits) AS v, COUNT(DISTINCT patient_id) AS p FROM visits GROUP BY region",
-            epsilon=1e-6,
-            **asked,
-        )
+        session.sql(sql, epsilon=1e-6, bounds=dict.fromkeys(["cost", "price", "hospital"], (0, 1e90)), keys=keys)
     assert not list(account.history())
+
+
+def test_a_long_list_of_keys_is_bounded_as_a_short_one_is(duck):
+    """Long lists are not written into SQL; a person's rows outside the list must not loosen the bound."""
+    mine = [people.row(1, f"r{place}", 10.0) for place in range(40)] + [people.row(1, "not listed", 10.0)] * 10
+    duck.load("visits", people.table(mine))
+    plan = plan_of(
+        session_on(duck),
+        "SELECT region, SUM(cost) AS s, COUNT(DISTINCT patient_id) AS p FROM visits GROUP BY region",
+        bounds={"cost": (0, 10)},
+        keys={"region": [f"r{place}" for place in range(1500)]},
+    )
+    for one, sums in engine_sums(session_on(duck), plan).items():
+        moved = sum(abs(cell[0]) for cell in sums)
+        assert 0 < moved <= one.sensitivity(plan.noise.shape, plan.rows, plan.touched(1500))
 
 
 def test_a_whole_number_of_64_unsigned_bits_as_a_private_key(duck):

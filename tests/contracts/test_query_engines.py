@@ -92,6 +92,14 @@ def test_private_keys_show_what_many_people_have(session):
     assert answer.table["region"].to_pylist() == sorted(answer.table["region"].to_pylist())
 
 
+def test_keys_of_other_types(session, rows):
+    sql = "SELECT day, urgent, hospital, COUNT(*) AS n FROM visits WHERE cost > 0 GROUP BY day, urgent, hospital"
+    days = sorted({row["day"] for row in rows})
+    plan = plan_of(session, sql, keys={"day": days, "urgent": [True, False], "hospital": list(range(5))})
+    kept = [row for row in rows if not missing(row["cost"]) and row["cost"] > 0]
+    assert engine_sums(session, plan) == slow_sums(plan, kept, keys=("day", "urgent", "hospital"))
+
+
 def test_text_that_is_no_number_fails_nowhere(session):
     if session._engine.name == "postgres":
         with pytest.raises(InvalidArgument, match="holds text"):

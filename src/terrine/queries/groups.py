@@ -54,7 +54,7 @@ class GroupKey:
         return ibis.cases((outside, ibis.null("int64")), *inner, else_=len(self.edges) - 2).cast("int64")
 
     def showable(self, rows: Any, place: str) -> list[Any]:
-        """Conditions on a key that is selected privately: of a length and a year that can be brought home at all.
+        """Conditions on a key that is not held against a list in SQL: of a length and a year that can be brought home.
 
         What fails on one person's key would tell of it: those keys are in no group.
         """

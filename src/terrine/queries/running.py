@@ -23,6 +23,9 @@ from terrine.queries.scope import Sort
 from terrine.rng import SYSTEM, Source
 
 Cell = tuple[Any, ...]
+MOST_FILTERED = 1_000
+"""Longer lists of keys are not written into SQL, which takes milliseconds a key: rows of other groups are dropped here.
+The bound is the same; those rows count among their person's, so each of the person's rows weighs a little less."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,9 @@ def bounded_rows(plan: Plan, tables: Sequence[Any], *, cells: Sequence[Cell] | N
         if values is None and cells is not None:
             values = tuple(dict.fromkeys(cell[place] for cell in cells))
         column = rows[f"k{place}"]
-        kept += key.showable(rows, f"k{place}") if values is None else []
-        kept.append(column.notnull() if values is None or key.edges else column.isin(list(values)))
+        listed = values is not None and not key.edges and len(values) <= MOST_FILTERED
+        kept += [] if listed or key.edges else key.showable(rows, f"k{place}")
+        kept.append(column.isin(list(values or ())) if listed else column.notnull())
     return rows.filter(*kept)
 
 
