@@ -40,7 +40,7 @@ def opendp(path: str) -> tuple[Any, str]:
     def ask() -> list[Any]:
         context = dp.Context.compositor(
             data=rows,
-            privacy_unit=dp.unit_of(contributions=MOST, identifier="patient_id"),
+            privacy_unit=dp.unit_of(contributions=1, identifier="patient_id"),
             privacy_loss=dp.loss_of(epsilon=1.0),
             split_evenly_over=1,
             margins=[dp.polars.Margin(by=["region"], max_length=10_000_000, max_groups=50)],

@@ -174,13 +174,9 @@ def notes(plan: Plan) -> tuple[str, ...]:
 
 def explained(plan: Plan) -> Explanation:
     """Price, expected errors and bounds of a plan."""
-    cells = 1 if plan.selection is not None else math.prod(len(key.values or ()) for key in plan.keys)
+    cells = plan.groups if plan.selection is not None else math.prod(len(key.values or ()) for key in plan.keys)
     other = "Gaussian" if plan.noise.name == "Laplace" else "Laplace"
-    reason = (
-        f"smaller half-widths than {other} at this budget" if plan.delta else "delta is 0, which Laplace alone keeps"
-    )
-    if plan.selection is not None and plan.noise.name == "Laplace":
-        reason = "delta is spent on the group keys; " + reason
+    reason = f"smaller half-widths than {other} at this budget" if plan.compared else "no delta was given for Gaussian"
     return Explanation(
         epsilon=certified(plan.event, plan.delta),
         delta=plan.delta,

@@ -76,6 +76,8 @@ class Plan:
     event: Event
     epsilon: float
     delta: float
+    compared: bool
+    """Whether Gaussian noise could have been chosen, too."""
 
     def cells(self) -> list[tuple[Any, ...]]:
         """Every public combination of keys; one empty one without GROUP BY."""
@@ -126,6 +128,7 @@ def planned(question: Question, scope: Scope, options: Options, *, usual_delta: 
         event=events.Composed(),
         epsilon=budget.epsilon,
         delta=0.0,
+        compared=budget.delta > 0,
     )
     _fits(plan)
     _compiles(plan)
