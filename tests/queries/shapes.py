@@ -10,7 +10,7 @@ from tests.queries import people
 from tests.queries.oracle import distances, engine_sums, plan_of
 
 TABLES = {
-    "visits": queries.Private(person="patient_id", rows=3, groups=2),
+    "visits": queries.Private(person="patient_id", rows=3, groups=2, complete=("price",)),
     "patients": queries.Private(person="patient_id", rows=1),
     "hospitals": queries.Public(),
 }
@@ -40,6 +40,7 @@ SHAPES = {
         "SELECT region, urgent, COUNT(*) AS n, COUNT(DISTINCT patient_id) AS p FROM visits GROUP BY region, urgent",
         {"keys": {**KEYS, "urgent": [True, False]}},
     ),
+    "complete column": ("SELECT COUNT(*) AS n, AVG(price) AS m FROM visits", {"bounds": {"price": (0, 50)}}),
     "where": ("SELECT SUM(price) AS s FROM visits WHERE cost > 10 OR region IS NULL", {"bounds": {"price": (0, 50)}}),
     "public join": (
         "SELECT h.kind, SUM(v.cost) AS s, COUNT(DISTINCT v.patient_id) AS p FROM visits v "

@@ -430,3 +430,25 @@ def test_a_connection_of_psycopg(engines):
     sql = "SELECT region, COUNT(*) AS n FROM people_visits GROUP BY region"
     answer = session.sql(sql, epsilon=20, keys={"region": ["N", "S"]})
     assert abs(answer.table["n"].to_pylist()[0] - 2) < 5
+
+
+def test_a_complete_column_needs_one_count_and_is_not_taken_on_trust(duck):
+    duck.connection.execute("CREATE TABLE visits AS SELECT i AS patient_id, i::DOUBLE AS cost FROM range(100) t(i)")
+    duck.connection.execute("INSERT INTO visits VALUES (200, NULL), (201, 'nan'::DOUBLE), (202, 'inf'::DOUBLE)")
+    whole = queries.Private(person="patient_id", rows=1, complete=("cost",))
+    session = queries.Session(duck.connection, None, {"visits": whole})
+    sql = "SELECT COUNT(*) AS n, COUNT(cost) AS c, AVG(cost) AS m, SUM(cost) AS s FROM visits"
+    plan = plan_of(session, sql, bounds={"cost": (0, 100)})
+    assert [one.measure.name for one in plan.measurements] == ["CENTRED", "ROWS"]
+    rows = next(sums for one, sums in engine_sums(session, plan).items() if one.measure.name == "ROWS")
+    assert rows == [[101 * 2**20]]  # NULL and NaN are dropped, so that both counts are one
+    answer = session.sql(sql, epsilon=20, bounds={"cost": (0, 100)})
+    assert answer.table["n"] == answer.table["c"]
+    assert (
+        answer.half_widths["n"]
+        < session_on(duck, rows=1).sql(sql, epsilon=20, bounds={"cost": (0, 100)}).half_widths["n"]
+    )
+    with pytest.raises(InvalidArgument, match="declared"):
+        queries.Session(
+            duck.connection, None, {"visits": queries.Private(person="patient_id", rows=1, complete=("x",))}
+        )

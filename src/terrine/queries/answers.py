@@ -164,6 +164,8 @@ def notes(plan: Plan) -> tuple[str, ...]:
             two.column == one[0] and two.aggregate.kind is not Kind.COUNT for two in plan.asked
         ):
             found.append(f"{one[0]} is clamped to {one[1][0]:g} to {one[1][1]:g}")
+    for column in dict.fromkeys(one.column for one in plan.asked if one.column is not None and one.column.complete):
+        found.append(f"rows without a {column} are dropped: it was declared complete")
     for asked in plan.asked:
         if asked.aggregate.kind is Kind.QUANTILE and asked.aggregate.q in (LOWEST, HIGHEST):
             found.append(

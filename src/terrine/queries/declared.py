@@ -2,11 +2,13 @@
 
 A private table holds rows of people, and one person may own many. `rows` is the contribution bound: however many rows
 a person owns, together they count as at most `rows`. `groups` bounds how many groups of one question a person counts
-in; left out, it is `rows`.
+in; left out, it is `rows`. `complete` names columns that have a value in every row: then COUNT(*) and AVG of such a
+column need one count, not two. It is not taken on trust: rows without a value are dropped from questions that aggregate it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from terrine import check
@@ -26,12 +28,15 @@ class Private:
     person: str
     rows: int
     groups: int | None = None
+    complete: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "person", check.text("person", self.person, at_least=1))
         object.__setattr__(self, "rows", _bound("rows", self.rows))
         if self.groups is not None:
             object.__setattr__(self, "groups", _bound("groups", self.groups))
+        names = (self.complete,) if isinstance(self.complete, str) else tuple(self.complete)
+        object.__setattr__(self, "complete", tuple(check.text("complete", name, at_least=1) for name in names))
 
     @property
     def groups_touched(self) -> int:

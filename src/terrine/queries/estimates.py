@@ -80,9 +80,7 @@ class _Reader:
 
     def _count(self) -> Estimate:
         if self.asked.column is not None:
-            found = self._find(Measure.PRESENT) or self._find(Measure.SPLIT)
-            assert found is not None
-            return self._single(found, whole=True)
+            return self._single(self._present(), whole=True)
         plain = self.noisy.get(Measurement(Measure.ROWS))
         if plain is not None:
             return self._single(plain, whole=True)
@@ -103,10 +101,14 @@ class _Reader:
 
     def _moments(self) -> tuple[Noisy, Noisy]:
         centred = self._find(Measure.CENTRED)
-        present = self._find(Measure.PRESENT) or self._find(Measure.SPLIT)
         assert centred is not None
-        assert present is not None
-        return centred, present
+        return centred, self._present()
+
+    def _present(self) -> Noisy:
+        """How many rows have a value; all of them where the column is complete."""
+        found = self._find(Measure.PRESENT) or self._find(Measure.SPLIT) or self.noisy.get(Measurement(Measure.ROWS))
+        assert found is not None
+        return found
 
     def _mean(self) -> Estimate:
         centred, present = self._moments()

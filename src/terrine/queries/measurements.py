@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ibis
@@ -64,6 +64,8 @@ class Measurement:
     measure: Measure
     column: Column | None = None
     bounds: tuple[float, float] = (0.0, 1.0)
+    share: float = field(default=1.0, compare=False)
+    """Its part of the budget, where an ordinary measurement has 1."""
 
     @property
     def parts(self) -> int:
@@ -90,15 +92,6 @@ class Measurement:
         """What one whole number of this measurement stands for."""
         summed = self.measure in (Measure.TOTAL, Measure.CENTRED, Measure.SQUARES)
         return (self.grid.step if summed else 1.0) / UNIT
-
-    @property
-    def share(self) -> float:
-        """Its part of the budget, where an ordinary measurement has 1.
-
-        A split has 1 + sqrt(2): COUNT(*) is the sum of its two noisy counts, and beside one other measurement is then
-        as near as if it had been measured alone with half of the budget.
-        """
-        return 1 + math.sqrt(2) if self.measure is Measure.SPLIT else 1.0
 
     def sensitivity(self, shape: Shape, most: int, groups: int) -> float:
         """How far one person moves the whole vector: l1 for Laplace, l2 for Gaussian noise."""
@@ -161,18 +154,33 @@ def measured(asked: Sequence[tuple[Kind, Column | None, tuple[float, float]]], *
             values[column, bounds].add(kind)
     for (column, bounds), kinds in values.items():
         for one in _of_value(kinds):
-            found[Measurement(one, column, bounds if one not in _BARE else (0.0, 1.0))] = None
+            if one is Measure.PRESENT and column.complete:
+                found[Measurement(Measure.ROWS)] = None
+            else:
+                found[Measurement(one, column, bounds if one not in _BARE else (0.0, 1.0))] = None
     if any(kind is Kind.COUNT and column is None for kind, column, _ in asked):
-        split = next((one for one in found if one.measure is Measure.PRESENT), None)
-        if split is not None:
-            del found[split]
-        found[Measurement(Measure.ROWS) if split is None else Measurement(Measure.SPLIT, split.column)] = None
+        _count_rows(found)
     if people or any(kind is Kind.PEOPLE for kind, _, _ in asked):
         found[Measurement(Measure.PEOPLE)] = None
     return list(found)
 
 
 _BARE = {Measure.PRESENT, Measure.SPLIT}
+_COUNTED, _SPLIT = 2.5, 1 + math.sqrt(2)
+"""Shares of a count that is asked for and divides means, too. A split's two noises add up in COUNT(*): beside one other
+measurement its share makes it as near as a count that is measured alone with half of the budget."""
+
+
+def _count_rows(found: dict[Measurement, None]) -> None:
+    """Make COUNT(*) follow from what is counted anyway, or count it."""
+    means = any(one.measure is Measure.CENTRED for one in found)
+    present = next((one for one in found if one.measure is Measure.PRESENT), None)
+    if Measurement(Measure.ROWS) in found or present is None:
+        found.pop(Measurement(Measure.ROWS), None)
+        found[Measurement(Measure.ROWS, share=_COUNTED if means else 1.0)] = None
+    else:
+        del found[present]
+        found[Measurement(Measure.SPLIT, present.column, share=_SPLIT)] = None
 
 
 def _of_value(kinds: set[Kind]) -> list[Measure]:

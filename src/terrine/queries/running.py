@@ -16,7 +16,7 @@ from terrine.mechanisms import grid
 from terrine.queries import bounding, quantiles
 from terrine.queries.bounding import PERSON
 from terrine.queries.engines import Engine
-from terrine.queries.measurements import Measure, Measurement
+from terrine.queries.measurements import Measure, Measurement, present
 from terrine.queries.planning import Plan, selection_noise
 from terrine.queries.rows import condition, joined
 from terrine.queries.scope import Sort
@@ -55,6 +55,9 @@ def bounded_rows(plan: Plan, tables: Sequence[Any], *, cells: Sequence[Cell] | N
         listed = values is not None and not key.edges and len(values) <= MOST_FILTERED
         kept += [] if listed or key.edges else key.showable(rows, f"k{place}")
         kept.append(column.isin(list(values or ())) if listed else column.notnull())
+    for one in plan.asked:
+        if one.column is not None and one.column.complete:
+            kept.append(present(rows, one.column).notnull())
     return rows.filter(*kept)
 
 

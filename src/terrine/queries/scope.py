@@ -49,6 +49,8 @@ class Column:
     person: bool
     castable: bool = True
     """Whether the engine turns text that is no number into NULL, instead of failing."""
+    complete: bool = False
+    """Whether rows without a value in it are dropped, as the owner declared."""
 
     def __str__(self) -> str:
         return self.name
@@ -85,6 +87,7 @@ class Scope:
         self, question: Question, declared: Mapping[str, Declared], schemas: Mapping[str, Any], *, casts: bool = True
     ) -> None:
         self._casts = casts
+        self._outer = {place for place, join in enumerate(question.joins, start=1) if join.outer}
         self.sources: list[Source] = []
         self.joins: list[JoinOn] = []
         self._used: dict[tuple[int, str], Column] = {}
@@ -202,7 +205,8 @@ class Scope:
             source = self.sources[table]
             person = isinstance(source.declared, Private) and source.declared.person == name
             sort, kind = sort_of(source.columns[name])
-            self._used[table, name] = Column(f"c{len(self._used)}", table, name, sort, kind, person, self._casts)
+            whole = table not in self._outer and name in getattr(source.declared, "complete", ())
+            self._used[table, name] = Column(f"c{len(self._used)}", table, name, sort, kind, person, self._casts, whole)
         return self._used[table, name]
 
 

@@ -57,9 +57,13 @@ class Session:
         self._tables = {name: self._engine.table(name) for name in self._declared}
         self._schemas = {name: dict(table.schema().items()) for name, table in self._tables.items()}
         for name, one in self._declared.items():
-            if isinstance(one, Private) and one.person not in self._schemas[name]:
-                known = ", ".join(self._schemas[name])
-                raise InvalidArgument(f"table {name}: no column {one.person!r} to tell people by; it has {known[:300]}")
+            wanted = (one.person, *one.complete) if isinstance(one, Private) else ()
+            for column in wanted:
+                if column not in self._schemas[name]:
+                    known = ", ".join(self._schemas[name])
+                    raise InvalidArgument(
+                        f"table {name}: has no column {column!r}, which was declared; it has {known[:300]}"
+                    )
         self._purpose, self._by, self._rng = check.text("purpose", purpose), check.text("by", by), rng
 
     def sql(
