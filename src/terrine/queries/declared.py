@@ -2,8 +2,10 @@
 
 A private table holds rows of people, and one person may own many. `rows` is the contribution bound: however many rows
 a person owns, together they count as at most `rows`. `groups` bounds how many groups of one question a person counts
-in; left out, it is `rows`. `complete` names columns that have a value in every row: then COUNT(*) and AVG of such a
-column need one count, not two. It is not taken on trust: rows without a value are dropped from questions that aggregate it.
+in; left out, it is `rows`.
+
+`complete` names columns that have a value in every row: then COUNT(*) and AVG of such a column need one count, not two.
+It is not taken on trust: rows without a value are dropped from questions that aggregate it.
 """
 
 from __future__ import annotations
