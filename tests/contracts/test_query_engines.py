@@ -10,7 +10,8 @@ from tests.queries import people
 from tests.queries.conftest import *  # noqa: F403 - the engines' fixtures
 from tests.queries.oracle import engine_sums, plan_of, slow_sums
 
-ENGINES = ["duckdb", "postgres", "pyspark"]
+ENGINES = ["duckdb", "postgres"]
+"""And Spark, in one test, so that one worker starts one machine for it."""
 TABLES = {
     "visits": queries.Private(person="patient_id", rows=3, groups=2),
     "hospitals": queries.Public(),
@@ -29,7 +30,10 @@ def rows():
 
 @pytest.fixture(scope="module", params=ENGINES)
 def session(request, engines, rows):
-    engine = engines(request.param)
+    return session_on(engines(request.param), rows)
+
+
+def session_on(engine, rows):
     engine.load("visits", people.table(rows))
     engine.load("hospitals", people.HOSPITALS)
     return queries.Session(engine.connection, None, TABLES)
@@ -45,8 +49,6 @@ def test_every_measurement_is_the_slow_loops(session, rows):
     [("cost", (-1e90, 1e90)), ("price", (0.1, 99999.7)), ("visits", (-(10**6), 10**11))],
 )
 def test_sums_of_every_type_of_number(session, rows, column, bounds):
-    if session._engine.name == "pyspark" and column != "price":
-        pytest.skip("one type is enough where each question takes seconds")
     plan = plan_of(session, f"SELECT SUM({column}) AS s FROM visits", bounds={column: bounds})
     assert engine_sums(session, plan) == slow_sums(plan, rows, value=column, keys=())
 
@@ -67,8 +69,6 @@ def missing(value):
 
 @pytest.mark.parametrize(("where", "kept"), WHERE, ids=[where for where, _ in WHERE])
 def test_where_keeps_the_same_rows(session, rows, where, kept):
-    if session._engine.name == "pyspark" and "visits" in where:
-        pytest.skip("fewer questions where each takes seconds")
     plan = plan_of(session, f"SELECT COUNT(*) AS n FROM visits WHERE {where}")
     wanted = [
         row for row in rows if not (isinstance(row["cost"], float) and math.isnan(row["cost"]) and "cost >" in where)
@@ -111,8 +111,20 @@ def test_text_that_is_no_number_fails_nowhere(session):
 
 @pytest.mark.parametrize("text", ["it's", "a''b", '"', "; DROP TABLE visits; --", "é\u202e", "%_", "{{y}}", ":z", "$1"])
 def test_hostile_constants_stay_constants(session, text):
-    if session._engine.name == "pyspark" and text not in ("it's", '"'):
-        pytest.skip("fewer questions where each takes seconds")
     written = text.replace("'", "''")
     plan = plan_of(session, f"SELECT COUNT(*) AS n FROM visits WHERE region = '{written}'")
     assert list(engine_sums(session, plan).values()) == [[[0]]]
+
+
+def test_all_of_it_on_spark(engines, rows):
+    """Fewer questions of each kind: each takes seconds."""
+    session = session_on(engines("pyspark"), rows)
+    test_every_measurement_is_the_slow_loops(session, rows)
+    test_sums_of_every_type_of_number(session, rows, "price", (0.1, 99999.7))
+    for where, kept in (WHERE[1], WHERE[2], WHERE[4]):
+        test_where_keeps_the_same_rows(session, rows, where, kept)
+    test_a_join_with_a_public_table_is_bounded_after_it(session, rows)
+    test_private_keys_show_what_many_people_have(session)
+    test_keys_of_other_types(session, rows)
+    test_text_that_is_no_number_fails_nowhere(session)
+    test_hostile_constants_stay_constants(session, "it's")
