@@ -112,6 +112,13 @@ def test_columns_that_are_called_like_ours(duck):
         assert [one[0] > 0 for one in sums] == [False, True, True]
 
 
+def test_types_that_cannot_be_compared_are_refused_in_one_line(duck):
+    duck.connection.execute("CREATE TABLE visits AS SELECT 1 AS patient_id, 7::UBIGINT AS u")
+    with pytest.raises(InvalidArgument, match="WHERE") as refusal:
+        session_on(duck).explain("SELECT COUNT(*) AS n FROM visits WHERE u > -1")
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_name_with_quotes_and_semicolons(duck):
     name = 'co"st; DROP TABLE visits; --'
     duck.load("visits", pa.table({"patient_id": [1, 2], name: [3.0, 4.0]}))

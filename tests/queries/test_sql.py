@@ -108,6 +108,8 @@ REFUSED = {
     "SELECT COUNT(*) FROM visits FOR UPDATE": "",
     "SELECT COUNT(*) INTO x FROM visits": "",
     "SELECT COUNT(*) AS n, SUM(cost) AS N FROM visits": "two columns",
+    "SELECT region, region AS again, COUNT(*) FROM visits GROUP BY region": "twice",
+    "SELECT region, COUNT(*) FROM visits GROUP BY DISTINCT region": "DISTINCT",
     "SELECT COUNT(*)": "FROM",
     "": "SELECT",
     "   ": "",

@@ -148,6 +148,8 @@ def _grouped(group: exp.Expr | None) -> list[exp.Expr]:
     if group is None:
         return []
     only(group, {"expressions"}, "GROUP BY")
+    if group.args.get("all") is not None:  # False is what the parser keeps of DISTINCT
+        raise refused("GROUP BY ALL or DISTINCT", "name the columns")
     for one in group.expressions:
         if not isinstance(one, exp.Column):
             raise refused(f"GROUP BY {_short(one)}", "want plain columns; bins={...} makes a histogram of a number")
@@ -172,6 +174,8 @@ def _selected(
         else:
             aggregates.append(_aggregate(inner, alias))
             columns.append(aggregates[-1].alias)
+    if len(keys) > len(by):
+        raise refused("a GROUP BY column that stands twice in SELECT", "name it once")
     missing = [name for name in by if not any(_same(name, key.column) for key in keys)]
     if missing:
         raise refused(f"GROUP BY {missing[0]} without it in SELECT", f"add {missing[0]} to SELECT")

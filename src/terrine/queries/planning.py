@@ -216,7 +216,12 @@ def _compiles(plan: Plan) -> None:
     empty = [ibis.table(dict(source.columns), name=f"t{i}") for i, source in enumerate(plan.scope.sources)]
     rows = joined(plan.scope, empty)
     if plan.question.where is not None:
-        condition(rows, plan.question.where, plan.scope)
+        try:
+            condition(rows, plan.question.where, plan.scope)
+        except InvalidArgument:
+            raise
+        except Exception as error:  # of the expressions' own checks, on types alone: no row was looked at
+            raise InvalidArgument(f"WHERE: {check.shown(' '.join(str(error).split()), 150, written=str)}") from None
     for one in plan.asked:
         if one.column is not None and one.aggregate.kind in NEEDS_BOUNDS:
             number(rows, one.column)
