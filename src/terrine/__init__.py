@@ -16,7 +16,20 @@ from types import ModuleType
 __version__ = "0.1.0"
 
 _PACKAGES = frozenset(
-    {"accounting", "audit", "datasets", "errors", "events", "ledger", "mechanisms", "pate", "runs", "sgd", "tables"}
+    {
+        "accounting",
+        "audit",
+        "datasets",
+        "errors",
+        "events",
+        "ledger",
+        "mechanisms",
+        "pate",
+        "queries",
+        "runs",
+        "sgd",
+        "tables",
+    }
 )
 
 __all__ = [
@@ -29,6 +42,7 @@ __all__ = [
     "ledger",
     "mechanisms",
     "pate",
+    "queries",
     "runs",
     "sgd",
     "tables",

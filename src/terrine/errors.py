@@ -54,6 +54,10 @@ class LedgerDamaged(TerrineError):
     """The ledger's records are not what Terrine wrote: nothing was charged and nothing was released."""
 
 
+class EngineFailed(TerrineError, RuntimeError):
+    """A database engine failed on private rows: what it said is withheld, and what was charged stays charged."""
+
+
 class OutOfOrder(TerrineError, RuntimeError):
     """A run was asked for something at the wrong moment; nothing was released."""
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting, audit, demo, ledger, pate, prompt, train
+from terrine.cli import accounting, audit, demo, ledger, pate, prompt, query, train
 from terrine.errors import TerrineError, WeakGuarantee
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command("predict")(train.predict)
 app.command("report")(train.report)
 app.command("schema")(train.schema)
 app.command("demo")(demo.demo)
+app.command("query")(query.query)
 
 
 @app.command()
