@@ -460,6 +460,19 @@ def _attention(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     return recording.all_examples(compute, *given)
 
 
+def _pooled(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """Pooling of all examples' images at once, channels last in memory as convolutions left them."""
+    if recording.is_alone or args[0].dim() != 4 or kwargs.get("return_indices") or len(args) > 6:
+        return func(*args, **kwargs)
+
+    def compute(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
+        images = physical[0] if batched[0] else physical[0].expand(n, *physical[0].shape)
+        out: Tensor = func(images.flatten(0, 1), *args[1:], **kwargs).unflatten(0, (n, -1))
+        return out
+
+    return recording.all_examples(compute, args[0])
+
+
 def _weighted(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A mean by class weights divides by the weights of the labels, which undoes them for one; here by their number."""
     given = signature(func).bind(*args, **kwargs)
@@ -498,6 +511,9 @@ def signature(func: Callable[..., Any]) -> inspect.Signature:
 
 INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
     functional.scaled_dot_product_attention: _attention,
+    functional.max_pool2d: _pooled,
+    functional.avg_pool2d: _pooled,
+    functional.adaptive_avg_pool2d: _pooled,
     functional.batch_norm: _refuse_statistics,
     Tensor.view: _viewed,
     Tensor.requires_grad_: _still_batched,

@@ -326,7 +326,7 @@ _VALUES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad", "grad
 _METADATA = names(
     """
     dim ndimension size __len__ stride numel nelement element_size is_contiguous is_floating_point is_complex
-    is_signed get_device storage_offset data_ptr untyped_storage __hash__ __repr__ __format__ _is_view is_set_to
+    is_signed get_device storage_offset untyped_storage __hash__ __repr__ __format__ _is_view is_set_to
     has_names is_same_size is_conj is_neg result_type can_cast promote_types is_shared is_pinned requires_grad_
     is_inference
     """
