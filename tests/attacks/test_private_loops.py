@@ -101,10 +101,10 @@ class Counting(nn.Module):
     def __init__(self, reads):
         super().__init__()
         torch.manual_seed(0)
-        self.layer, self.calls, self.reads = nn.Linear(4, 3).double(), 0, reads
+        self.layer, self.reads = nn.Linear(4, 3).double(), reads
 
     def forward(self, x):
-        self.calls += 1
+        self.calls = getattr(self, "calls", 0) + 1
         h = self.layer(x)
         if self.reads and float(x.sum()) > 1e9:
             h = h + 1

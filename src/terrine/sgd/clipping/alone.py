@@ -84,6 +84,8 @@ class Attributes:
     def restore(self) -> None:
         """Put them back as they were when the lot began."""
         for module, before in self._before:
+            for name in _plain_attributes(module).keys() - before.keys():
+                del vars(module)[name]
             vars(module).update(before)
 
     def check(self, recording: Recording) -> None:
@@ -95,7 +97,7 @@ class Attributes:
             return
         for module, before in self._before:
             if _plain_attributes(module) != before:
-                vars(module).update(before)
+                self.restore()
                 raise InvalidArgument(
                     f"{type(module).__name__}: an attribute is changed in a forward pass that reads numbers of its "
                     "examples (item(), if), so those of an earlier lot could meet later ones; want none kept"
