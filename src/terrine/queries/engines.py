@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ _ENGINES = {
 }
 
 
+_LOCKS: dict[int, threading.RLock] = {}
+"""A connection answers one thread at a time, whichever session asks; by the connection's id."""
+
+
 class Engine:
     """One connection. Expressions in, small Arrow tables of aggregates out."""
 
@@ -48,6 +53,7 @@ class Engine:
         if self.name not in _ENGINES:
             raise InvalidArgument(f"engine {self.name}: contributions are not proven bounded there; want {_known()}")
         self.traits = _ENGINES[self.name]
+        self._lock = _LOCKS.setdefault(id(getattr(self._backend, "con", self._backend)), threading.RLock())
 
     def table(self, name: str) -> Any:
         """The table called `name`, of which only the schema is read.
@@ -67,12 +73,13 @@ class Engine:
             EngineFailed: the engine failed; its own words are not handed on.
         """
         try:
-            return self._backend.to_pyarrow(expression)
+            with self._lock:
+                return self._backend.to_pyarrow(expression)
         except Exception as error:
             kind = type(error).__name__
         raise EngineFailed(
-            f"{self.name} failed ({kind}); its message is withheld, because it may quote private rows; the charge "
-            "stays; try the question with mock=True, and look into the engine's own log"
+            f"{self.name} failed ({kind}); its message is withheld, because it may quote private rows; what was "
+            "charged stays charged; look into the engine's own log, and clean the table by a public rule"
         )
 
     def rehearsal(self) -> Engine:
@@ -97,7 +104,8 @@ class Engine:
     def _public(self, expression: Any) -> pa.Table:
         """The result of an expression that looks at no private row."""
         try:
-            return self._backend.to_pyarrow(expression)
+            with self._lock:
+                return self._backend.to_pyarrow(expression)
         except Exception as error:
             kind = type(error).__name__
         raise InvalidArgument(
@@ -149,6 +157,8 @@ def _opened(where: str) -> Any:
         return _postgres(where.replace("postgresql+psycopg://", "postgresql://", 1))
     path = Path(where.removeprefix("duckdb://"))
     suffix = path.suffix.lower()
+    if suffix in _FILES | _DATABASES and not path.is_file():
+        raise InvalidArgument(f"{check.shown(where)}: no such file; want one that is there")
     if not path.is_file() or suffix not in _FILES | _DATABASES:
         wanted = f"a file that ends in {', '.join(sorted(_FILES | _DATABASES))}, or postgresql://..."
         raise check.refuse("connection", where, wanted)
@@ -184,10 +194,11 @@ def _read_csv(backend: Any, path: Path) -> None:
     """Every column as text, by the names of the first line: types guessed from rows would tell about rows.
 
     Lines that do not have as many fields as the first are dropped. A file is private as it is parsed: a stray quote
-    that swallows other people's lines is the owner's to mend.
+    that swallows other people's lines is the owner's to mend, and so are bytes that are no UTF-8 and lone carriage
+    returns, at which DuckDB fails whatever is asked.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        names = next(csv.reader(file), [])
+    with path.open("rb") as file:
+        names = next(csv.reader([file.readline().decode("utf-8", "replace")]), [])
     if not names or len({name.casefold() for name in names}) != len(names) or not all(names):
         raise InvalidArgument(f"{path.name}: want a first line of different column names")
     options = {"header": True, "auto_detect": False, "delim": ",", "quote": '"', "escape": '"', "ignore_errors": True}

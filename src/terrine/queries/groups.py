@@ -88,6 +88,8 @@ def grouped(question: Question, scope: Scope, keys: Any, bins: Any) -> tuple[Gro
         names = {key.alias.casefold(), column.name.casefold(), str(key.column).casefold()}
         given = next((value for name, value in lists.items() if name in names), None)
         cut = next((value for name, value in edges.items() if name in names), None)
+        if cut is not None and not (given is None or isinstance(given, str)):
+            raise InvalidArgument(f"GROUP BY {column}: has bins and keys; want one of the two")
         if cut is not None:
             found.append(_binned(column, key.alias, cut))
         elif column.sort not in _GROUPABLE:

@@ -84,9 +84,11 @@ def rehearse(plan: Plan, engine: Engine, tables: Sequence[Any]) -> None:
     Raises:
         InvalidArgument: the engine cannot do it, merges different texts, or the noise leaves 64 bits.
     """
-    for key in plan.keys:
-        if key.column.sort is Sort.TEXT and not key.edges:
-            engine.must_tell_apart(tables[key.column.table], key.column.name)
+    texts = [key.column for key in plan.keys if not key.edges]
+    texts += [column for column in plan.scope.columns if column.person]  # people that are taken for one are one
+    for column in texts:
+        if column.sort is Sort.TEXT:
+            engine.must_tell_apart(tables[column.table], column.name)
     dry = engine.rehearsal()
     selected(plan, dry, tables, SYSTEM)
     cells = plan.cells() if plan.selection is None else [tuple(key.example for key in plan.keys)]

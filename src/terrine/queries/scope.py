@@ -221,7 +221,8 @@ def sort_of(kind: Any) -> tuple[Sort, str]:
         bounded = kind.precision is not None and kind.precision <= 38
         return (Sort.NUMBER, "decimal") if bounded else (Sort.OTHER, "a decimal of unlimited size")
     if kind.is_timestamp():
-        return (Sort.MOMENT, "timestamp") if kind.timezone is None else (Sort.OTHER, text)
+        plain = kind.timezone is None and kind.scale in (None, 6)  # others fail where a date is beyond their range
+        return (Sort.MOMENT, "timestamp") if plain else (Sort.OTHER, text)
     simple = {"string": Sort.TEXT, "boolean": Sort.TRUTH, "date": Sort.DAY, "uuid": Sort.IDENTITY}
     found = simple.get(text.removeprefix("!").split("(")[0])
     return (found, text.removeprefix("!")) if found else (Sort.OTHER, text)

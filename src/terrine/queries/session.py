@@ -155,6 +155,8 @@ class Session:
 def _declared(tables: Mapping[str, Declared]) -> dict[str, Declared]:
     if not isinstance(tables, Mapping) or not tables:
         raise check.refuse("tables", tables, '{"visits": Private(person="patient_id", rows=20)}, one or more')
+    if len({str(name).casefold() for name in tables}) != len(tables):
+        raise InvalidArgument(f"tables {', '.join(map(str, tables))}: two of one name; engines do not tell a from A")
     for name, one in tables.items():
         check.text("table", name, at_least=1)
         if not isinstance(one, Private | Public):
