@@ -63,11 +63,11 @@ def clipped_sum(
         return Clipped(sums.totals(), torch.zeros(size, device=home))
     work = _Work(model, criterion, parameters, rule, sums, way_of(model), *pytree.tree_flatten((x, y)))
     room = math.inf if memory is None else check.positive("memory", memory)
+    work.modules = tuple(model.modules())
+    work.attributes = Attributes(work.modules)
     if raw:
         norms = work.bags(raw)
         return Clipped(sums.totals(), norms)
-    work.modules = tuple(model.modules())
-    work.attributes = Attributes(work.modules)
     work.check_company()
     parts, start = [], 0
     for many in work.cut(size, room) if chunk is None else _of(size, chunk):

@@ -247,7 +247,8 @@ def _write(call: Call, base: str, target: Any) -> Any:
         found = _ruled(whole, plain(target)) if base in TABLE else _mixed(call, "an operation that is not known")
     if found != target.status:
         raise InvalidArgument(f"{found if isinstance(found, Mixed) else call.name}: written in place; {_WANTED}")
-    call.func(*call.args, **call.kwargs)
+    with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+        call.func(*call.args, **call.kwargs)
     return None if call.name == "__setitem__" else target
 
 
