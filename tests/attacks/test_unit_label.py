@@ -16,7 +16,7 @@ def test_a_plan_on_rows_protects_one_row_whatever_it_is_called(unit):
 
 def test_what_a_plan_protects_may_be_said():
     plan = sgd.Plan(examples=100, lot=10, steps=5, clip=1.0, noise=1.0, delta=1e-5, unit=Unit.EXAMPLE)
-    assert plan.event.unit is Unit.EXAMPLE
+    assert plan.unit is events.settled_unit(plan.event) is Unit.EXAMPLE
 
 
 def test_a_deal_of_examples_is_no_deal_of_people():

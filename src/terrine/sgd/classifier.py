@@ -24,6 +24,7 @@ from terrine import check
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import Budget
 from terrine.sgd import generators
+from terrine.sgd.people import People
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import Account
 from terrine.sgd.training import Trainer
@@ -56,6 +57,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         epochs: float = 20,
         clip: float = 1.0,
         learning_rate: float = 2.0,
+        rows_per_group: int = 10,
         normalise: bool = True,
         classes: ArrayLike | None = None,
         account: Account | None = None,
@@ -66,10 +68,13 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.epsilon, self.delta = epsilon, delta
         self.lot, self.epochs, self.clip, self.learning_rate = lot, epochs, clip, learning_rate
         self.normalise, self.classes, self.account, self.seed = normalise, classes, account, seed
-        self.device = device
+        self.device, self.rows_per_group = device, rows_per_group
 
-    def fit(self, X: Any, y: Any) -> PrivateClassifier:
+    def fit(self, X: Any, y: Any, *, groups: Any = None) -> PrivateClassifier:
         """Train on rows `X` with labels `y`; where that is refused, nothing is fitted.
+
+        With `groups`, an id for every row that is equal for rows of one person, people are protected: each counts with
+        the mean over at most `rows_per_group` of its rows.
 
         Raises:
             InvalidArgument: a setting is out of range, or does not fit the data.
@@ -82,9 +87,12 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         places = self._places(y)
         self.module_ = self._module(X.shape[1], len(self.classes_))
         self._check_module(X.shape[1])
+        people = None if groups is None else len(People(groups, len(X)))
         self.plan_ = Plan(
-            examples=len(X),
-            lot=max(1, len(X) // 20) if self.lot is None else self.lot,
+            examples=len(X) if people is None else None,
+            people=people,
+            rows_per_person=None if people is None else self.rows_per_group,
+            lot=max(1, (people or len(X)) // 20) if self.lot is None else self.lot,
             epochs=self.epochs,
             clip=self.clip,
             budget=Budget(epsilon=self.epsilon, delta=self.delta),
@@ -96,7 +104,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         trainer = Trainer(
             self.module_, optimizer, loss, self.plan_, account=self.account, device=self.device, progress=False
         )
-        history = trainer.fit((self._inputs(X), torch.from_numpy(places)), purpose="PrivateClassifier")
+        data = (self._inputs(X), torch.from_numpy(places))
+        history = trainer.fit(data, person=groups, purpose="PrivateClassifier")
         self.module_.cpu()
         self.epsilon_, self.event_ = self.plan_.epsilon, self.plan_.event
         self.n_iter_, self.history_ = self.plan_.steps, history

@@ -2,7 +2,7 @@
 
 A forward pass takes the lot in microbatches that do not meet before their outputs are joined; autograd goes back
 through one after the other, and what a microbatch recorded is clipped, added up and forgotten as soon as it has heard
-all its gradients.
+all its gradients. Where the lot is of people, a microbatch holds people with equally many rows, all rows of each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class HandedOut:
 
     def __init__(self, step: Step, piece: Piece) -> None:
         self.size, self.loss = piece.size, None  # type: int, Callable[[], Tensor] | None
+        self.people = piece.people
         self.number = next(_COUNT)
         self.outputs: set[Any] = set()  # the autograd nodes of the model's outputs
         self.measured: Cost | None = None
@@ -44,7 +45,7 @@ class HandedOut:
         self._undo: float | None = None  # of the loss that went backward
         self._running = False  # a backward pass from a total
         self._calls = 0
-        self._parts: list[tuple[Tensor, Recording | Recomputed]] = []  # microbatches: which examples, what they did
+        self._parts: list[_Part] = []
         self._norms: dict[int, Tensor] = {}  # of microbatches that were clipped, by their place
         self._sums = Sums(step.parameters)
         self._modules = tuple(step.model.modules())
@@ -73,34 +74,35 @@ class HandedOut:
     def _passed(self, call: _Call) -> list[Any]:
         """The outputs of every microbatch; a first forward pass decides what they are."""
         if self._parts:
-            return [self._again(call, which, made) for which, made in self._parts]
+            return [self._again(call, part.which, part.made) for part in self._parts]
         outputs = []
-        for which in self._cut(call):
-            for part, found, made in self._divided(call, which):
-                place = len(self._parts)
-                made.through = partial(self._through, place)
-                made.allowed = self._check_allowed
-                self._parts.append((part, made))
+        for which, each in self._cut(call):
+            for part, found in self._divided(call, which, each):
+                part.made.through = partial(self._through, len(self._parts))
+                part.made.allowed = self._check_allowed
+                self._parts.append(part)
                 outputs.append(found)
         return outputs
 
-    def _divided(self, call: _Call, which: Tensor) -> list[tuple[Tensor, Any, Any]]:
+    def _divided(self, call: _Call, which: Tensor, each: int) -> list[tuple[_Part, Any]]:
         try:
-            return [(which, *self._run(call, which, self._step.parameters))]
+            found, made = self._run(call, which, self._step.parameters, each)
+            return [(_Part(which, each, made), found)]
         except Divided as divided:
-            parts = [which[group] for group in groups(divided.answers)]
-            if 2 * len(parts) > len(which):  # hardly two agree: none of them under vmap
-                alone = [(one, call.rows(one)) for one in which.split(1)]
-                attributes, own = self._attributes, self._step.parameters
-                return [(one, *recomputed(call.alone, rows, own, attributes=attributes)) for one, rows in alone]
-            return [one for part in parts for one in self._divided(call, part)]
+            together, alone = groups(divided.answers, each)
+            parts = [one for group in together for one in self._divided(call, which[group], each)]
+            for unit in (which[one] for one in alone):
+                rows, own = call.rows(unit), self._step.parameters
+                found, made = recomputed(call.alone, rows, own, attributes=self._attributes, each=each)
+                parts.append((_Part(unit, each, made), found))
+            return parts
 
-    def _run(self, call: _Call, which: Any, parameters: Any) -> tuple[Any, Any]:
-        """One microbatch: its outputs, and what recorded them."""
+    def _run(self, call: _Call, which: Any, parameters: Any, each: int = 1) -> tuple[Any, Any]:
+        """One microbatch of units of `each` examples: its outputs, and what recorded them."""
         way, rows = way_of(self._step.model), call.rows(which)
         before = generators.states(rows[0].device)
         while not way.one_by_one:
-            made = Recording(parameters, len(rows[0]), lifted=way.lifted, shielded=way.shielded)
+            made = Recording(parameters, len(rows[0]), each=each, lifted=way.lifted, shielded=way.shielded)
             try:
                 return together(call.alone, rows, made, self._modules, self._attributes), made
             except Divided:
@@ -111,7 +113,7 @@ class HandedOut:
             except Exception as failure:  # whatever it is: what is wrong with the model itself, one by one will say
                 way.give_way(self._step.model, failure)
                 generators.restore(before, rows[0].device)
-        return recomputed(call.alone, rows, parameters, attributes=self._attributes)
+        return recomputed(call.alone, rows, parameters, attributes=self._attributes, each=each)
 
     def _again(self, call: _Call, which: Tensor, made: Recording | Recomputed) -> Any:
         """A further forward pass of a microbatch, on the same recording."""
@@ -126,20 +128,27 @@ class HandedOut:
                 "forward pass for all views, or sgd.Trainer"
             ) from divided
 
-    def _cut(self, call: _Call) -> list[Tensor]:
-        """The examples of each microbatch, by what a few examples take that count for nothing."""
+    def _cut(self, call: _Call) -> list[tuple[Tensor, int]]:
+        """The examples of each microbatch, and how many each unit has, by what a few take that count for nothing."""
         every, way = torch.arange(self.size), way_of(self._step.model)
-        if self.size <= FIRST:
-            return [every]
-        if call.key not in way.costs and not way.one_by_one:
+        if self.people is None and self.size <= FIRST:
+            return [(every, 1)]
+        if call.key not in way.costs and not way.one_by_one and self.size > FIRST:
             with generators.replayed(call.device), suppress(Divided):
                 (leaves, _), made = self._run(call, torch.arange(FIRST), self._step.parameters)
                 way.costs[call.key] = made.bytes / FIRST, 0.0
                 if isinstance(made, Recording) and self._reaches(leaves):
                     way.lifted = True
                     way.give_way(self._step.model, Unfollowed("a parameter was used where the recording cannot see it"))
-        sizes = cut_loop(self.size, way.costs.get(call.key, (0.0, 0.0)), self._step.parameters)
-        return list(every.split(1 if way_of(self._step.model).one_by_one else sizes))
+        activations, alone = way.costs.get(call.key, (0.0, 0.0))[0], way_of(self._step.model).one_by_one
+        found, start = [], 0
+        for each, units in itertools.groupby([1] * self.size if self.people is None else self.people):
+            many = len(list(units))
+            sizes = [1] * many if alone else cut_loop(many, (activations * each, 0.0), self._step.parameters)
+            own = every[start : start + many * each]
+            found += [(some, each) for some in own.split([each * size for size in sizes])]
+            start += many * each
+        return found
 
     def _reaches(self, leaves: list[Any]) -> bool:
         """Whether autograd would take a gradient of the whole lot to a parameter, as of a scripted function."""
@@ -157,7 +166,7 @@ class HandedOut:
 
     def _order(self) -> Tensor | None:
         """What puts the microbatches' examples back in order; None where they are."""
-        every = torch.cat([which for which, _ in self._parts])
+        every = torch.cat([part.which for part in self._parts])
         return None if torch.equal(every, torch.arange(self.size)) else every.argsort()
 
     def _given(self, leaf: Any, call: _Call) -> Any:
@@ -200,22 +209,32 @@ class HandedOut:
     def _clip(self, place: int) -> None:
         if place in self._norms:
             return
-        which, made = self._parts[place]
+        which, each, made = self._parts[place]
         self.measured = made.bytes / len(which), made.rows / len(which)
         with torch.no_grad():
             contributions, squares = made.finish()
             rule = self._step.rule
-            none = torch.zeros(len(which), device=next(iter(self._step.parameters.values())).device)
-            scale = 1.0 if self._undo is None else self._undo
+            none = torch.zeros(len(which) // each, device=next(iter(self._step.parameters.values())).device)
+            scale = (1.0 if self._undo is None else self._undo) / each
             self._norms[place] = self._sums.add(contributions, squares, rule, scale) if squares else none
 
     def clipped(self) -> Clipped:
         """The clipped sum of the whole piece."""
         for place in range(len(self._parts)):
             self._clip(place)
-        norms, order = [self._norms[place] for place in range(len(self._parts))], self._order() if self._parts else None
-        whole = torch.cat(norms) if norms else torch.zeros(0)
-        return Clipped(self._sums.totals(), whole if order is None else whole[order.to(whole.device)])
+        if not self._parts:
+            return Clipped(self._sums.totals(), torch.zeros(0))
+        norms = torch.cat([self._norms[place] for place in range(len(self._parts))])
+        order = torch.cat([part.which[:: part.each] for part in self._parts]).argsort().to(norms.device)
+        return Clipped(self._sums.totals(), norms[order])
+
+
+class _Part(NamedTuple):
+    """A microbatch: which examples, how many each unit has, and what they did."""
+
+    which: Tensor
+    each: int
+    made: Recording | Recomputed
 
 
 class _Call:

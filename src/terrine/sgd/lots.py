@@ -20,6 +20,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from terrine.errors import InvalidArgument
 from terrine.sgd import generators
+from terrine.sgd.noise import Key
+from terrine.sgd.people import People
+from terrine.sgd.plan import Plan
 from terrine.sgd.sampling import Indices
 
 Collate = Callable[[list[Any]], Any]
@@ -28,27 +31,48 @@ Asked: TypeAlias = tuple[Indices, bytes | None]
 
 
 class Piece(NamedTuple):
-    """A part of a lot: how many of its examples are here, and whether the step comes after it."""
+    """A part of a lot: how many of its examples are here, whether the step comes after it, and whose they are.
+
+    `people` says how many examples each person has, one person after the other; None where each is a unit.
+    """
 
     size: int
     last: bool
+    people: tuple[int, ...] | None = None
 
 
 class Source:
-    """A data set that can be read by index lists; `examples` is how many the plan wants, None where there is none.
+    """A data set that can be read by index lists; `person` has an id for every row where the plan draws people.
 
     Raises:
-        InvalidArgument: it cannot, or it has another number of examples than the plan.
+        InvalidArgument: it cannot be read so, or it has another number of examples or people than the plan.
     """
 
-    def __init__(self, dataset: Any, examples: int | None, *, collate: Collate | None = None, workers: int = 0) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        plan: Plan | None = None,
+        person: Any = None,
+        *,
+        collate: Collate | None = None,
+        workers: int = 0,
+    ) -> None:
         self._tensors = _tensors(dataset)
         if self._tensors is None:
             _check_map_style(dataset)
         self._dataset, self._reader, self.workers = dataset, _Reader(dataset, collate or default_collate), workers
         self.examples = len(self._tensors[0]) if self._tensors is not None else len(dataset)
-        if examples is not None and self.examples != examples:
-            raise InvalidArgument(f"dataset of {self.examples} examples: want the plan's examples={examples}")
+        self.people = None if plan is None else _people(plan, person, self.examples)
+        if plan is not None and self.people is None and self.examples != plan.examples:
+            raise InvalidArgument(f"dataset of {self.examples} examples: want the plan's examples={plan.examples}")
+
+    def piece(self, units: Indices, last: bool, plan: Plan, key: Key, step: int) -> tuple[Indices, Piece]:
+        """The examples of these units, which are people where the plan draws people."""
+        if self.people is None:
+            return units, Piece(len(units), last)
+        assert plan.rows_per_person is not None
+        rows, counts = self.people.rows(units, plan.rows_per_person, key, step)
+        return rows, Piece(len(rows), last, counts)
 
     def batches(self, indices: Iterator[Indices]) -> Iterator[Any]:
         """One batch for every index list, in order; an empty list gives a batch without rows."""
@@ -67,11 +91,13 @@ class Source:
 
         Those are read twice, each after a seed of its own; where they are not the same both times, they do not count.
         """
+        whose = None if self.people is None else self.people.of_rows
         if self._tensors is not None:
-            return _digest(secret, self._tensors).hex()
+            return _digest(secret, self._tensors if whose is None else (*self._tensors, whose)).hex()
         with generators.untouched():
             once, twice = self._examples(secret), self._examples(secret)
-        return _digest(secret, (len(self._dataset), once if once == twice else [])).hex()
+        seen = (len(self._dataset), once if once == twice else [])
+        return _digest(secret, seen if whose is None else (*seen, whose)).hex()
 
     def _examples(self, secret: bytes) -> list[bytes]:
         """Digests of a few examples, spread evenly."""
@@ -156,20 +182,37 @@ def empty_like(batch: Any) -> Any:
     return tree_map(lambda leaf: leaf[:0] if isinstance(leaf, Tensor) else leaf, batch)
 
 
-def cut(indices: Indices, size: int | None, share: tuple[int, int]) -> list[tuple[Indices, Piece]]:
-    """One process' share (rank, world) of a lot, in pieces of at most `size`; never no piece."""
+def _people(plan: Plan, person: Any, rows: int) -> People | None:
+    """Whose the rows are, where the plan draws people.
+
+    Raises: InvalidArgument where ids and plan do not fit.
+    """
+    if plan.people is None:
+        if person is not None:
+            raise InvalidArgument("person= with a plan for examples: want sgd.Plan(people=N, rows_per_person=k)")
+        return None
+    if person is None:
+        raise InvalidArgument(f"a plan for people={plan.people}: want person=, an id for every row")
+    found = People(person, rows)
+    if len(found) != plan.people:
+        raise InvalidArgument(f"person: {len(found)} people; want the plan's people={plan.people}")
+    return found
+
+
+def cut(indices: Indices, size: int | None, share: tuple[int, int]) -> list[tuple[Indices, bool]]:
+    """One process' share (rank, world) of a lot, in pieces of at most `size`, and which is last; never no piece."""
     own = indices[share[0] :: share[1]]
     size = max(len(own), 1) if size is None else size
     starts = range(0, max(len(own), 1), size)
     parts = [own[start : start + size] for start in starts]
-    return [(part, Piece(len(part), place == len(parts) - 1)) for place, part in enumerate(parts)]
+    return [(part, place == len(parts) - 1) for place, part in enumerate(parts)]
 
 
-def cut_to_fit(indices: Indices, share: tuple[int, int], fitting: Callable[[], int]) -> Iterator[tuple[Indices, Piece]]:
+def cut_to_fit(indices: Indices, share: tuple[int, int], fitting: Callable[[], int]) -> Iterator[tuple[Indices, bool]]:
     """The same in pieces as large as `fitting()` says after a first small one, which it measures in every lot."""
     own = indices[share[0] :: share[1]]
     first, rest = own[:FIRST], own[FIRST:]
-    yield first, Piece(len(first), not len(rest))
+    yield first, not len(rest)
     if len(rest):
         yield from cut(rest, fitting(), (0, 1))
 

@@ -38,6 +38,7 @@ class Purpose(enum.IntEnum):
     INITIALISATION = 6
     READING = 7
     TRAINING = 8
+    ROWS = 9
 
 
 class Key:
@@ -58,9 +59,9 @@ class Key:
         """A key that anyone who knows the seed can make: for tests."""
         return cls(hashlib.sha256(b"terrine seeded run %d" % seed).digest())
 
-    def draw(self, purpose: Purpose, step: int) -> Draw:
-        """The keystream of one address."""
-        return Draw(self.secret, purpose, step)
+    def draw(self, purpose: Purpose, step: int, part: int = 0) -> Draw:
+        """The keystream of one address; parts have keystreams of their own."""
+        return Draw(self.secret, purpose, step, part)
 
     def __repr__(self) -> str:
         return "Key(...)"
@@ -72,14 +73,14 @@ class Draw:
     A nonce is (purpose, 1 byte; step, 6; segment, 4).
     """
 
-    def __init__(self, secret: bytes, purpose: Purpose, step: int) -> None:
-        self._secret = secret
+    def __init__(self, secret: bytes, purpose: Purpose, step: int, part: int = 0) -> None:
+        self._secret, self._part = secret, part
         self._address = int(purpose).to_bytes(1, "big") + step.to_bytes(6, "big")
         self._normal = 1
 
     @cached_property
     def _in_order(self) -> Keystream:
-        return self.segment(0)
+        return self.segment(self._part)
 
     def segment(self, index: int, device: torch.device = _CPU) -> Keystream:
         """The random bits of one segment."""

@@ -4,7 +4,8 @@ One step of DP-SGD [ACG16], Algorithm 1, with the expected lot size L and the cl
 
     theta <- theta - rate/L ( sum over the lot of clip(g_i, C) + N(0, (noise reach C)^2 I) )
 
-where reach is 1 under add/remove and zero-out neighbours and 2 under replace-one (see `sampling`).
+where reach is 1 under add/remove and zero-out neighbours and 2 under replace-one (see `sampling`). A lot is of
+examples, or of people: then g_i is the mean over the gradients of at most `rows_per_person` of a person's rows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from terrine import accounting, check
 from terrine.errors import BudgetExceeded, InvalidArgument, WeakGuarantee
-from terrine.events import Budget, Composed, Event, Gaussian, NonPrivate, Reproducible, Unit
+from terrine.events import Budget, Composed, Event, Gaussian, NonPrivate, Reproducible, Unit, settled_unit
 from terrine.sgd.clipping import ClippingRule, Flat
 from terrine.sgd.sampling import Poisson, Sampling, Stage
 from terrine.sgd.schedules import CONSTANT, Adaptive, Stages
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 class Plan:
     """What a private run will do, decided before it looks at the data.
 
+    Give `examples`, how many there are, or `people` and `rows_per_person`: what is protected is then a person.
     Give `epochs` or `steps`, and either `budget` (the noise is then the least that keeps it) or `noise` and `delta`.
     With both a budget and a noise, the noise is used and must keep the budget.
 
@@ -44,7 +46,9 @@ class Plan:
         BudgetExceeded: no noise keeps the budget, or the given noise does not.
     """
 
-    examples: int
+    examples: int | None = None
+    people: int | None = None
+    rows_per_person: int | None = None
     lot: int
     clip: float | ClippingRule | Adaptive
     epochs: float | None = None
@@ -56,18 +60,18 @@ class Plan:
     noise_stages: Stages = CONSTANT
     clip_stages: Stages = CONSTANT
     preparation: tuple[Event, ...] = ()
-    """What was already released about the same examples to prepare the run, such as a private projection."""
-    unit: Unit | None = None
-    """What is protected: one example, whatever it is called. A label makes no plan on rows one for people."""
+    """What was already released about the same units to prepare the run, such as a private projection."""
+    unit: Unit = _FOUND_BY_THE_PLAN
+    """What is protected: one example, or one person where `people` are drawn. A label does not change it."""
     seed: int | None = None
     """For tests: makes lots and noise reproducible, and stamps the event so."""
 
     def __post_init__(self) -> None:
         settle = object.__setattr__
-        settle(self, "examples", check.whole("examples", self.examples))
+        settle(self, "unit", self._settled_unit())
         settle(self, "lot", check.whole("lot", self.lot))
-        if self.lot > self.examples:
-            raise check.refuse("lot", self.lot, f"at most examples={self.examples}")
+        if self.lot > self.population:
+            raise check.refuse("lot", self.lot, f"at most {'people' if self.people else 'examples'}={self.population}")
         self._check_kinds()
         self._check_clip()
         settle(self, "preparation", tuple(self.preparation))
@@ -79,9 +83,16 @@ class Plan:
         self._warn(0.0 if self.budget is None else self.budget.epsilon)
 
     @property
+    def population(self) -> int:
+        """How many units lots are drawn from: people, or examples."""
+        found = self.examples if self.people is None else self.people
+        assert found is not None
+        return found
+
+    @property
     def rate(self) -> float:
-        """The probability that a lot holds a given example."""
-        return self.lot / self.examples
+        """The probability that a lot holds a given example, or person."""
+        return self.lot / self.population
 
     @cached_property
     def rule(self) -> ClippingRule | Adaptive:
@@ -144,12 +155,17 @@ class Plan:
         noise = self.noise_at(step)
         return noise * self.sampling.reach * bound if noise > 0 else 0.0
 
+    @property
+    def _said(self) -> Unit | None:
+        """The unit as events have it: one example is what they mean without a word."""
+        return None if self.unit is Unit.EXAMPLE else self.unit
+
     def _event(self, noise: float, steps: int) -> Event:
         if noise == 0:
-            return NonPrivate(unit=self.unit)
+            return NonPrivate(unit=self._said)
         parts: list[Event] = [*self.preparation]
         if steps:
-            parts.append(self.sampling.event(self._stages(noise, steps), examples=self.examples, lot=self.lot))
+            parts.append(self.sampling.event(self._stages(noise, steps), examples=self.population, lot=self.lot))
         whole = parts[0] if len(parts) == 1 else Composed(parts)
         return whole if self.seed is None else Reproducible(whole)
 
@@ -162,10 +178,10 @@ class Plan:
         return [(self._release(one), one, length) for one, length in zip(scaled, lengths, strict=True) if length]
 
     def _release(self, noise: float) -> Event:
-        gradient = Gaussian(noise=noise, unit=self.unit)
+        gradient = Gaussian(noise=noise, unit=self._said)
         if not isinstance(self.rule, Adaptive):
             return gradient
-        return Composed([gradient, Gaussian(noise=self.rule.count_noise(self.lot), unit=self.unit)])
+        return Composed([gradient, Gaussian(noise=self.rule.count_noise(self.lot), unit=self._said)])
 
     def _check_kinds(self) -> None:
         """Other kinds of values would be found out later, by errors that say nothing."""
@@ -175,18 +191,34 @@ class Plan:
         for name, stages in (("noise_stages", self.noise_stages), ("clip_stages", self.clip_stages)):
             if not isinstance(stages, Stages):
                 raise check.refuse(name, stages, "sgd.Stages(...)")
-        if self.unit not in (None, Unit.EXAMPLE):
-            hint = "lots are drawn and clipped row by row: people with several rows are protected less"
-            raise check.refuse("unit", self.unit, "one example, Unit.EXAMPLE or None", hint)
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise check.refuse("budget", self.budget, "Budget(epsilon, delta)")
         given = self.preparation
         if not isinstance(given, tuple | list) or not all(isinstance(one, Event) for one in given):
             raise check.refuse("preparation", given, "a tuple of events, such as (projection.event,)")
+        if strange := [one for one in given if settled_unit(one) is not self.unit]:
+            found = settled_unit(strange[0]).value
+            raise InvalidArgument(f"preparation: protects one {found}; want one {self.unit.value}, as the plan")
+
+    def _settled_unit(self) -> Unit:
+        """What the plan protects, by what it draws."""
+        if (self.people is None) == (self.examples is None):
+            raise InvalidArgument("Plan: want examples=, or people= and rows_per_person=")
+        name = "examples" if self.people is None else "people"
+        object.__setattr__(self, name, check.whole(name, self.population))
+        drawn = Unit.EXAMPLE if self.people is None else Unit.PERSON
+        if not _left_out(self.unit) and self.unit is not drawn:
+            hint = "with examples=, lots are drawn and clipped row by row; people= and rows_per_person= protect people"
+            raise check.refuse("unit", self.unit, f"one {drawn.value}, Unit.{drawn.name} or nothing", hint)
+        if (self.people is None) != (self.rows_per_person is None):
+            raise InvalidArgument("Plan: want people= and rows_per_person= together; examples= has neither")
+        if self.rows_per_person is not None:
+            object.__setattr__(self, "rows_per_person", check.whole("rows_per_person", self.rows_per_person))
+        return drawn
 
     def _warn(self, epsilon: float) -> None:
         """Say aloud that a guarantee holds and means little."""
-        if self.private and (words := check.weakness(epsilon, self.delta, units=self.examples)):
+        if self.private and (words := check.weakness(epsilon, self.delta, units=self.population)):
             warnings.warn(f"a weak guarantee: {words}", WeakGuarantee, stacklevel=4)
 
     def _check_clip(self) -> None:
@@ -201,7 +233,7 @@ class Plan:
         planned = None
         if self.epochs is not None:
             epochs = check.positive("epochs", self.epochs)
-            planned = self.sampling.steps(epochs, examples=self.examples, lot=self.lot)
+            planned = self.sampling.steps(epochs, examples=self.population, lot=self.lot)
         if _left_out(self.steps):
             if planned is None:
                 raise InvalidArgument("Plan: want epochs= or steps=")

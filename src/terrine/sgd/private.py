@@ -54,6 +54,7 @@ def make_private(
     plan: Plan,
     account: Account | None = None,
     *,
+    person: Any = None,
     criterion: Callable[[Any, Any], Tensor] | None = None,
     collate: Collate | None = None,
     workers: int = 0,
@@ -66,8 +67,10 @@ def make_private(
 ) -> tuple[nn.Module, Optimizer, Lots]:
     """The same model and optimizer, and the plan's lots, which move to the model's device; `device` moves the model.
 
-    `piece` bounds how many examples one turn of the loop sees, `memory` about how many bytes their activations and
-    gradients take, measured on the first few examples of every lot; the optimizer moves after a lot's last piece.
+    Where the plan draws people, `person` has an id for every row of the data set, equal for rows of one person.
+    `piece` bounds how many of them, or of examples, one turn of the loop sees, `memory` about how many bytes their
+    activations and gradients take, measured on the first few of every lot; the optimizer moves after a lot's last
+    piece.
     `criterion` is only needed where the loss cannot be followed from the model's output. With a checkpoint, a run
     that was interrupted goes on from it, with the noise it would have had.
 
@@ -85,6 +88,7 @@ def make_private(
         plan,
         account,
         watch=True,
+        person=person,
         criterion=criterion,
         collate=collate,
         workers=workers,
@@ -105,6 +109,7 @@ def start(
     account: Account | None,
     *,
     watch: bool,
+    person: Any = None,
     limit: int | None = None,
     looks: Event | None = None,
     criterion: Callable[[Any, Any], Tensor] | None = None,
@@ -132,7 +137,7 @@ def start(
     memory = _memory(memory, piece, workers) if watch else memory
     if criterion is not None and not callable(criterion):
         raise check.refuse("criterion", criterion, "a function of the output and the target")
-    source = Source(dataset, plan.examples, collate=collate, workers=workers)
+    source = Source(dataset, plan, person, collate=collate, workers=workers)
     kept = _kept(checkpoint)
     saved = None
     if kept is not None:
@@ -206,8 +211,9 @@ class Lots:
 
         def asked() -> Iterator[Asked]:
             for step in range(run.step.taken, run.step.limit):
-                drawn = plan.sampling.draw(run.step.key, step, examples=plan.examples, lot=plan.lot)
-                for place, (part, piece) in enumerate(self._cut(drawn)):
+                drawn = plan.sampling.draw(run.step.key, step, examples=plan.population, lot=plan.lot)
+                for place, (units, last) in enumerate(self._cut(drawn)):
+                    part, piece = self._source.piece(units, last, plan, run.step.key, step)
                     ahead.append((piece, place == 0, self._seed(Purpose.TRAINING, step, place)))
                     yield part, self._seed(Purpose.READING, step, place)
 
@@ -226,11 +232,12 @@ class Lots:
         rank, world = distributed.share()
         return self.run.step.key.draw(purpose, step).seed(place * world + rank)
 
-    def _cut(self, drawn: Indices) -> Iterable[tuple[Indices, Piece]]:
+    def _cut(self, drawn: Indices) -> Iterable[tuple[Indices, bool]]:
         memory, run = self._memory, self.run
         if memory is None or not run.watch:
             return cut(drawn, self._piece, distributed.share())
-        return cut_to_fit(drawn, distributed.share(), lambda: run.fitting(memory))
+        most = run.step.plan.rows_per_person or 1
+        return cut_to_fit(drawn, distributed.share(), lambda: max(1, run.fitting(memory) // most))
 
 
 _RUNS: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()  # by the id of their models

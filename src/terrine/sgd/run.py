@@ -99,6 +99,11 @@ class Run:
         self._target = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
         return batch
 
+    @property
+    def people(self) -> tuple[int, ...] | None:
+        """How many rows each person of the piece that is out has; None where examples are drawn."""
+        return None if self._lot is None else self._lot.people
+
     def fitting(self, memory: float) -> int:
         """How many examples about fit into so many bytes, as the last piece had it."""
         return FIRST if self._measured is None else max(1, int(memory / max(sum(self._measured), 1.0)))

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from terrine import accounting, check
 from terrine.errors import BudgetExceeded, InvalidArgument
-from terrine.events import Budget
+from terrine.events import Budget, settled_unit
 from terrine.rounding import up
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
@@ -104,8 +104,10 @@ class Trainer:
         self._device = device
         self._progress = sys.stderr.isatty() if progress is None else progress
 
-    def fit(self, dataset: Any, *, until: Budget | None = None, purpose: str = "DP-SGD") -> History:
+    def fit(self, dataset: Any, *, person: Any = None, until: Budget | None = None, purpose: str = "DP-SGD") -> History:
         """Train on `dataset` to the plan's end, or to the last step that keeps `until`.
+
+        Where the plan draws people, `person` has an id for every row of the data set.
 
         Raises:
             BudgetExceeded: the account has not enough left, or `until` not enough for one step; nothing was trained.
@@ -114,9 +116,12 @@ class Trainer:
         if not limit:
             raise BudgetExceeded(f"until={until}: not one step of the plan keeps it; nothing was charged or trained")
         looks = None if self.validation is None else self.validation.event()
+        if looks is not None and settled_unit(looks) is not self.plan.unit:
+            found = settled_unit(looks).value
+            raise InvalidArgument(f"validation: protects one {found}; want one {self.plan.unit.value}, as the plan")
         _, _, lots = start(
             self.model, self.optimizer, dataset, self.plan, self.account,
-            watch=False, limit=limit, looks=looks, collate=self._collate, workers=self._workers,
+            watch=False, person=person, limit=limit, looks=looks, collate=self._collate, workers=self._workers,
             memory=self._memory, checkpoint=self._checkpoint, bound=self._bound(), device=self._device,
             purpose=purpose,
         )  # fmt: skip
@@ -128,7 +133,7 @@ class Trainer:
         Raises:
             InvalidArgument: it has no examples.
         """
-        source = Source(dataset, None, collate=self._collate, workers=self._workers)
+        source = Source(dataset, collate=self._collate, workers=self._workers)
         count = source.examples
         if not count:
             raise InvalidArgument("a data set without examples: want one or more to evaluate on")
@@ -199,7 +204,8 @@ class Trainer:
             x = augmented(self.augment, x, self.views)
         rule, room = lots.run.step.rule, self._memory
         clipped = clipped_sum if self.augment is None else clipped_views
-        lots.run.step.add(clipped(model, criterion, x, y, clip=rule, memory=room) if len(y) else None)
+        people = lots.run.people
+        lots.run.step.add(clipped(model, criterion, x, y, clip=rule, memory=room, rows=people) if len(y) else None)
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()

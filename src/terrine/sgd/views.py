@@ -6,7 +6,7 @@ losses, so one example still moves the sum by at most the clipping bound, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +53,18 @@ def _inner(name: str) -> str:
 
 
 def clipped_views(
-    views: nn.Module, criterion: Criterion, x: Any, y: Any, *, clip: ClippingRule, memory: float | None = None
+    views: nn.Module,
+    criterion: Criterion,
+    x: Any,
+    y: Any,
+    *,
+    clip: ClippingRule,
+    memory: float | None = None,
+    rows: Sequence[int] | None = None,
 ) -> Clipped:
     """The clipped sum of the model inside `Views`, by its own names for its parameters; `criterion` is `averaged`."""
-    found = clipped_sum(views, criterion, x, y, clip=clip if isinstance(clip, Flat) else _Inside(clip), memory=memory)
+    rule = clip if isinstance(clip, Flat) else _Inside(clip)
+    found = clipped_sum(views, criterion, x, y, clip=rule, memory=memory, rows=rows)
     return found._replace(sums={_inner(name): value for name, value in found.sums.items()})
 
 

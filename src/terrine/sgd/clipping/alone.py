@@ -168,12 +168,23 @@ def _refuse_kept(modules: Sequence[nn.Module], before: list[list[Any]], recordin
 _OWN = frozenset(vars(nn.Module()))  # what every module has
 
 
-def groups(answers: Sequence[Any]) -> list[Tensor]:
-    """The indices of examples that gave the same answer, group by group."""
-    found: dict[str, list[int]] = {}
-    for index, answer in enumerate(answers):
-        found.setdefault(repr(answer), []).append(index)
-    return [torch.tensor(group) for group in found.values()]
+def groups(answers: Sequence[Any], each: int = 1) -> tuple[list[Tensor], list[Tensor]]:
+    """The examples of units that can run together, group by group, and those of units that have to run alone.
+
+    A unit is `each` examples that follow each other. Those whose examples all gave one answer run with others that
+    gave the same, unless hardly two agree.
+    """
+    found: dict[str, list[Tensor]] = {}
+    alone: list[Tensor] = []
+    for unit in torch.arange(len(answers)).split(each):
+        said = {repr(answers[index]) for index in unit.tolist()}
+        if len(said) == 1:
+            found.setdefault(said.pop(), []).append(unit)
+        else:
+            alone.append(unit)
+    if 2 * len(found) * each > len(answers):
+        return [], list(torch.arange(len(answers)).split(each))
+    return [torch.cat(units) for units in found.values()], alone
 
 
 def each_alone(function: Callable[..., Tensor], rows: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,6 @@
-"""What one use of a parameter adds to its per-example gradients, kept in the cheapest exact form.
+"""What one use of a parameter adds to the gradients of every unit, kept in the cheapest exact form.
+
+A unit is what is clipped as one: an example, or all rows of a person, whose positions are then those of all its rows.
 
     Dense    g_i as it is                       small parameters, and whatever has no other form
     Outer    g_i = sum_t out_it in_it^T         a linear map used at T positions
@@ -22,10 +24,10 @@ from terrine.sgd.clipping.ghost import ghost_squares, norms_rounded_up, squared_
 
 
 class Contribution(Protocol):
-    """One use of one parameter, over n examples."""
+    """One use of one parameter, over n units."""
 
     def squares(self) -> Tensor:
-        """The squared norm of every example's gradient."""
+        """The squared norm of every unit's gradient."""
         ...
 
     def weighted_sum(self, factor: Tensor) -> Tensor:
@@ -36,8 +38,8 @@ class Contribution(Protocol):
         """The gradients themselves, (n, *shape)."""
         ...
 
-    def drop(self, examples: Tensor) -> Contribution:
-        """The same with nothing from these examples, whatever they held (nan as well)."""
+    def drop(self, units: Tensor) -> Contribution:
+        """The same with nothing from these units, whatever they held (nan as well)."""
         ...
 
 
@@ -60,8 +62,12 @@ class Dense:
     def dense(self) -> Tensor:
         return self.rows
 
-    def drop(self, examples: Tensor) -> Dense:
-        return Dense(without(self.rows, examples))
+    def drop(self, units: Tensor) -> Dense:
+        return Dense(without(self.rows, units))
+
+    def of_units(self, units: int) -> Dense:
+        """The gradients of `units` units, each the sum of as many rows that follow each other."""
+        return self if units == len(self.rows) else Dense(self.rows.unflatten(0, (units, -1)).sum(1))
 
 
 def outer(inputs: Tensor, gradients: Tensor, shape: tuple[int, ...]) -> Contribution:
@@ -98,8 +104,8 @@ class Outer:
     def dense(self) -> Tensor:
         return torch.bmm(self.gradients.mT, self.inputs).view(-1, *self.shape)
 
-    def drop(self, examples: Tensor) -> Outer:
-        return Outer(without(self.inputs, examples), without(self.gradients, examples), self.shape)
+    def drop(self, units: Tensor) -> Outer:
+        return Outer(without(self.inputs, units), without(self.gradients, units), self.shape)
 
 
 @dataclass
@@ -111,7 +117,7 @@ class Lookup:
     shape: tuple[int, ...]
 
     def squares(self) -> Tensor:
-        """Rows of one token of one example are added first: sum over unique (example, token) of |sum of rows|^2."""
+        """Rows of one token of one unit are added first: sum over unique (unit, token) of |sum of rows|^2."""
         n, positions, _ = self.gradients.shape
         token, order = self.tokens.sort(dim=1)
         first = torch.ones_like(token, dtype=torch.bool)
@@ -139,8 +145,8 @@ class Lookup:
         first = torch.arange(n, device=self.tokens.device).unsqueeze(1) * self.shape[0]
         return table.index_add_(0, (self.tokens + first).flatten(), self._flat).view(n, *self.shape)
 
-    def drop(self, examples: Tensor) -> Lookup:
-        return Lookup(self.tokens, without(self.gradients, examples), self.shape)
+    def drop(self, units: Tensor) -> Lookup:
+        return Lookup(self.tokens, without(self.gradients, units), self.shape)
 
 
 def summed_by_token(tokens: Tensor, rows: Tensor, place: Tensor, weight: Tensor, vocabulary: int) -> Tensor:
@@ -156,7 +162,7 @@ def summed_by_token(tokens: Tensor, rows: Tensor, place: Tensor, weight: Tensor,
 
 
 def prefers_direct(positions: int, width: int, height: int, activations: int) -> bool:
-    """Whether to compute the gradients themselves, width * height numbers for an example with so many positions.
+    """Whether to compute the gradients themselves, width * height numbers for a unit with so many positions.
 
     Their products are those that the weighted sum needs anyway, then written and read twice; ghost norms come on top
     of it. The gradients stay in memory until they are clipped, so they may be a few times as many as the activations.
@@ -174,6 +180,6 @@ def kept_bytes(part: Contribution) -> int:
     return part.rows.numel() * part.rows.element_size() if isinstance(part, Dense) else 0
 
 
-def without(tensor: Tensor, examples: Tensor) -> Tensor:
-    """`tensor` (n, ...) with zeros for these examples."""
-    return tensor.masked_fill(examples.view(-1, *[1] * (tensor.dim() - 1)), 0.0)
+def without(tensor: Tensor, units: Tensor) -> Tensor:
+    """`tensor` (n, ...) with zeros for these units."""
+    return tensor.masked_fill(units.view(-1, *[1] * (tensor.dim() - 1)), 0.0)

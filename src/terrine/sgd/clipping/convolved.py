@@ -1,4 +1,4 @@
-"""A convolution's per-example gradients: g_i = sum over patches l of out_il patch_il^T.
+"""A convolution's gradients by units: g_i = sum over the patches l of its images of out_il patch_il^T.
 
 The cheaper of two ways for the layer's shape, with the patches of a few examples in memory at a time:
 
@@ -7,7 +7,7 @@ The cheaper of two ways for the layer's shape, with the patches of a few example
              convolution's own weight gradient, of output gradients times their examples' factors   [BMX22]
 
 Of several groups, as in a depthwise convolution, the gradients themselves are the weight gradient of one image whose
-groups of channels are those of all examples   [RMT19].
+groups of channels are those of all images   [RMT19].
 
 Images are (n, *sizes, channels): channels lie last, so that a patch is a few long runs of memory.
 """
@@ -54,65 +54,75 @@ class Geometry:
         return patches
 
 
-def convolution(image: Tensor, out: Tensor, geometry: Geometry, shape: tuple[int, ...]) -> Contribution:
+def convolution(image: Tensor, out: Tensor, geometry: Geometry, shape: tuple[int, ...], units: int) -> Contribution:
     """The contribution of `image` (n, *sizes, c) and output gradients `out` (n, *places, e); the weight's shape."""
-    positions, (outputs, channels, *kernel) = prod(out.shape[1:-1]), shape
+    images = len(out) // units
+    positions, (outputs, channels, *kernel) = images * prod(out.shape[1:-1]), shape
     width = channels * prod(kernel)
-    activations = image[0].numel() + out[0].numel()
-    if geometry.groups > 1 or prefers_direct(positions, width, outputs, activations):
-        return Dense(Convolved(image, out, geometry, shape).dense())
-    return Convolved(image, out, geometry, shape)
+    activations = images * (image[0].numel() + out[0].numel())
+    found = Convolved(image, out, geometry, shape, images)
+    direct = geometry.groups > 1 or prefers_direct(positions, width, outputs, activations)
+    return Dense(found.dense()) if direct else found
 
 
 @dataclass
 class Convolved:
     """`image` (n, *sizes, c), `out` (n, *places, e); the parameter has the given shape, (e, c / groups, *kernel).
 
-    Ghost norms are for one group.
+    Every unit has so many `images`, one after the other. Ghost norms are for one group.
     """
 
     image: Tensor
     out: Tensor
     geometry: Geometry
     shape: tuple[int, ...]
+    images: int = 1
 
     def squares(self) -> Tensor:
         return torch.cat([ghost_squares(patches, out) for patches, out in zip(*self._parts(), strict=True)])
 
     def weighted_sum(self, factor: Tensor) -> Tensor:
-        scaled = self.out * factor.to(self.out.dtype).view(-1, *[1] * (self.out.dim() - 1))
+        factor = factor.to(self.out.dtype).repeat_interleave(self.images)
+        scaled = self.out * factor.view(-1, *[1] * (self.out.dim() - 1))
         return _weight_gradient(self.image.movedim(-1, 1), scaled.movedim(-1, 1), self.geometry, self.shape)
 
     def dense(self) -> Tensor:
         if self.geometry.groups > 1:
             return self._folded()
         outputs, channels, *kernel = self.shape
-        rows = self.out.new_empty(len(self.out), outputs, prod(self.shape[1:]))
+        rows = self.out.new_empty(len(self.out) // self.images, outputs, prod(self.shape[1:]))
         for patches, out, target in zip(*self._parts(), rows.split(self._step), strict=True):
             torch.bmm(out.mT, patches, out=target)
         return rows.view(-1, outputs, *kernel, channels).movedim(-1, 2)
 
     def _folded(self) -> Tensor:
-        """The weight gradient of one image whose groups of channels are those of all examples."""
+        """The weight gradient of one image whose groups of channels are those of all images."""
         n, step = len(self.out), max(1, _FOLDED // self.image[0].numel())
         rows = []
         for image, out in zip(self.image.split(step), self.out.split(step), strict=True):
             geometry = replace(self.geometry, groups=len(out) * self.geometry.groups)
             shape = (len(out) * self.shape[0], *self.shape[1:])
             rows.append(_weight_gradient(_as_channels(image), _as_channels(out), geometry, shape))
-        return torch.cat(rows).view(n, *self.shape)
+        return Dense(torch.cat(rows).view(n, *self.shape)).of_units(n // self.images).rows
 
-    def drop(self, examples: Tensor) -> Convolved:
-        return Convolved(without(self.image, examples), without(self.out, examples), self.geometry, self.shape)
+    def drop(self, units: Tensor) -> Convolved:
+        those = units.repeat_interleave(self.images)
+        return replace(self, image=without(self.image, those), out=without(self.out, those))
 
     def _parts(self) -> tuple[Iterator[Tensor], Sequence[Tensor]]:
-        """Patches (m, positions, width) and output gradients (m, positions, e) of a few examples at a time."""
-        patches = (self.geometry.patches(image) for image in self.image.split(self._step))
-        return patches, self.out.flatten(1, -2).split(self._step)
+        """Patches (m, positions, width) and output gradients (m, positions, e) of a few units at a time."""
+        some = self.image.split(self._step * self.images)
+        patches = (self._by_units(self.geometry.patches(image)) for image in some)
+        return patches, self._by_units(self.out.flatten(1, -2)).split(self._step)
+
+    def _by_units(self, tensor: Tensor) -> Tensor:
+        """(n, positions, width) of images as those of units."""
+        return tensor if self.images == 1 else tensor.reshape(len(tensor) // self.images, -1, tensor.shape[-1])
 
     @property
     def _step(self) -> int:
-        return max(1, _AT_ONCE // (prod(self.out.shape[1:-1]) * prod(self.shape[1:])))
+        """Units at a time."""
+        return max(1, _AT_ONCE // (self.images * prod(self.out.shape[1:-1]) * prod(self.shape[1:])))
 
 
 def _weight_gradient(image: Tensor, out: Tensor, geometry: Geometry, shape: tuple[int, ...]) -> Tensor:

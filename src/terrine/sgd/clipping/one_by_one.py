@@ -25,26 +25,24 @@ from terrine.sgd.clipping.use import ANCHOR
 
 
 class Recomputed:
-    """The per-example gradients of a microbatch, as far as its backward passes have been heard."""
+    """The gradients of a microbatch's units, of `each` examples, as far as its backward passes have been heard."""
 
     bytes = rows = 0
 
-    def __init__(self, parameters: dict[str, nn.Parameter], examples: int) -> None:
-        self.parameters, self.examples = parameters, examples
+    def __init__(self, parameters: dict[str, nn.Parameter], examples: int, each: int = 1) -> None:
+        self.parameters, self.examples, self._each = parameters, examples, each
         self.through: Callable[[], None] = _nothing
         self.allowed: Callable[[], None] = _nothing
         self._gradients: dict[str, Tensor] = {}
 
     def add(self, index: int, gradients: Sequence[Tensor | None]) -> None:
         """Add one example's gradients."""
+        units = self.examples // self._each
         for (name, parameter), gradient in zip(self.parameters.items(), gradients, strict=True):
             if gradient is not None:
                 if name not in self._gradients:
-                    self._gradients[name] = wide(torch.zeros_like(parameter)).repeat(
-                        self.examples, *[1] * parameter.dim()
-                    )
-                    self._gradients[name] = self._gradients[name].view(self.examples, *parameter.shape)
-                self._gradients[name][index] += gradient
+                    self._gradients[name] = wide(parameter.detach()).new_zeros(units, *parameter.shape)
+                self._gradients[name][index // self._each] += gradient
 
     def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         """The gradients and their squared norms, by parameter name; forgets both."""
@@ -82,9 +80,10 @@ def recomputed(
     parameters: Any,
     made: Recomputed | None = None,
     attributes: Attributes | None = None,
+    each: int = 1,
 ) -> tuple[Any, Recomputed]:
     """The outputs of `function` for every example's rows, examples first, and what will know their gradients."""
-    made = made or Recomputed(parameters, len(rows[0]))
+    made = made or Recomputed(parameters, len(rows[0]), each)
     kept: list[Any] = []
     found: Any = _OneByOne.apply(  # type: ignore[no-untyped-call]
         ANCHOR if parameters else None, partial(_run, function, attributes), rows, made, kept

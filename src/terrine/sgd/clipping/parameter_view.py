@@ -42,11 +42,11 @@ class ParameterView:
         return self.uses == 1 and self.name != "" and not self.views
 
 
-def settle(params: list[ParameterView], examples: int) -> None:
+def settle(params: list[ParameterView], units: int) -> None:
     """Carry the contributions of every derived view to the parameters, the last made first."""
     for param in reversed(params):
         if param.parents and param.contributions and not is_view(param):
-            _carry(param, combined(param.contributions), examples)
+            _carry(param, combined(param.contributions), units)
 
 
 def is_view(param: ParameterView) -> bool:
@@ -98,8 +98,8 @@ class DisjointViews:
             rows.as_strided((len(rows), *size), (rows.shape[1], *stride), offset).add_(part)
         return rows.view(-1, *self.shape)
 
-    def drop(self, examples: Tensor) -> DisjointViews:
-        return DisjointViews([part.drop(examples) for part in self.parts], self.places, self.shape)
+    def drop(self, units: Tensor) -> DisjointViews:
+        return DisjointViews([part.drop(units) for part in self.parts], self.places, self.shape)
 
     def _numbers(self) -> int:
         return int(torch.Size(self.shape).numel())
@@ -115,12 +115,12 @@ def _place(view: Tensor, base: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]
     return tuple(view.shape), tuple(view.stride()), int(view.storage_offset()) - int(base.storage_offset())
 
 
-def _carry(param: ParameterView, total: Contribution, examples: int) -> None:
+def _carry(param: ParameterView, total: Contribution, units: int) -> None:
     rows = total.dense()
     if param.tokens is not None:
-        tokens = param.tokens.reshape(1, -1).expand(examples, -1)
+        tokens = param.tokens.reshape(1, -1).expand(units, -1)
         table = param.parents[0]
-        flat = rows.reshape(examples, tokens.shape[1], -1)
+        flat = rows.reshape(units, tokens.shape[1], -1)
         table.contributions.append(Lookup(tokens, flat, tuple(table.value.shape)))
         return
     roots = _roots(param)

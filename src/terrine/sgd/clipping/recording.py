@@ -49,6 +49,7 @@ class Divided(Exception):
 class Recording(TorchFunctionMode):
     """What one microbatch of `examples` examples did with the parameters.
 
+    `each`: so many examples that follow each other are one unit, clipped as one.
     `lifted`: tensors that the model makes belong to each example, so that they can be written to in place.
     `shielded`: gradient checkpointing is passed over; a microbatch keeps its activations.
     `still`: nothing is random; for comparisons.
@@ -59,12 +60,13 @@ class Recording(TorchFunctionMode):
         parameters: dict[str, nn.Parameter],
         examples: int,
         *,
+        each: int = 1,
         lifted: bool = False,
         shielded: bool = False,
         still: bool = False,
     ) -> None:
         super().__init__()
-        self.parameters, self.examples = parameters, examples
+        self.parameters, self.examples, self.units = parameters, examples, examples // each
         self.lifted, self.shielded, self.still = lifted, shielded, still
         self.bytes = 0  # of activations and their gradients, about
         self.rows = 0  # of per-example gradients that are kept
@@ -93,7 +95,7 @@ class Recording(TorchFunctionMode):
 
     def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         """What every parameter's uses contribute, and its squared norms, by name; forgets both."""
-        settle(self._made, self.examples)
+        settle(self._made, self.units)
         contributions: dict[str, Contribution] = {}
         squares: dict[str, Tensor] = {}
         for name, root in self._roots.items():
@@ -285,7 +287,7 @@ class Recording(TorchFunctionMode):
         rule = RULES.get(func)
         if rule is not None:
             params, batched = self._places(args, kwargs)
-            use = Use(func, args, kwargs, params, self.examples)
+            use = Use(func, args, kwargs, params, self.units)
             if rule.fits(use, batched) and (name not in _PRODUCTS or _is_matrix(params)):
                 return self._kept(self._ruled(rule, use))
         args, kwargs = tuple(map(self._copied, args)), {key: self._copied(value) for key, value in kwargs.items()}
@@ -316,7 +318,7 @@ class Recording(TorchFunctionMode):
             use.args = tuple(found.get(place, value) for place, value in enumerate(args))
             use.kwargs = {key: found.get(key, value) for key, value in kwargs.items()}
             out = self._recorded(rule.forward(use), use, rule)
-            return out.unflatten(0, (use.examples, -1)) if use.folded else out
+            return out.unflatten(0, (self.examples, -1)) if use.folded else out
 
         out: Tensor = self.all_examples(compute, *given)
         return out
@@ -387,7 +389,7 @@ class Recording(TorchFunctionMode):
 
     def _hear_copy(self, view: ParameterView, gradient: Tensor) -> None:
         self.allowed()
-        self._add([(view, Dense(wide(gradient.detach())))])
+        self._add([(view, Dense(wide(gradient.detach())).of_units(self.units))])
         self._count()
 
     # -- something made from parameters alone ----------------------------------------------------------

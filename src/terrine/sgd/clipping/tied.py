@@ -75,8 +75,8 @@ class Tied:
     def dense(self) -> Tensor:
         return self.outer.dense() + self.lookup.dense()
 
-    def drop(self, examples: Tensor) -> Tied:
-        return Tied(self.outer.drop(examples), self.lookup.drop(examples))
+    def drop(self, units: Tensor) -> Tied:
+        return Tied(self.outer.drop(units), self.lookup.drop(units))
 
     def _direct(self, some: Tensor) -> Tensor:
         outer = Outer(self.outer.inputs[some], self.outer.gradients[some], self.outer.shape)

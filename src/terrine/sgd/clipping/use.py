@@ -1,9 +1,12 @@
-"""One use of parameters in a forward pass, and the rules that turn it into per-example gradients.
+"""One use of parameters in a forward pass, and the rules that turn it into the gradients of every unit.
 
 Every example runs alone under `torch.vmap`. A use of a large parameter by a known function leaves vmap for a moment:
 its rule sees the tensors of all examples with the examples as the first dimension, computes the output with the
 parameter detached, so that autograd never forms the gradient of the whole lot, and turns the output's gradient into a
 `Contribution` once the backward pass knows it.
+
+A unit is what is clipped as one: an example, or the rows of one person, which are examples that follow each other. A
+unit's rows are further positions of one contribution.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class Use:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     params: dict[int | str, ParameterView]
-    examples: int
+    units: int
     folded: bool = False  # examples and a dimension of their own were made one, as in images (n * m, channels, ...)
     heard: bool = False
 

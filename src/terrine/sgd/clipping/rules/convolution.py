@@ -92,15 +92,12 @@ def _found(
     weight: ParameterView | None,
     bias: ParameterView | None,
 ) -> Found:
-    fold = len(gradient) // use.examples
     found: Found = []
     if weight is not None:
         shape = tuple(weight.value.shape)
-        part = convolution(_channels_last(image), _channels_last(out), geometry, shape)
-        found.append((weight, part if fold == 1 else Dense(part.dense().reshape(-1, fold, *shape).sum(1))))
+        found.append((weight, convolution(_channels_last(image), _channels_last(out), geometry, shape, use.units)))
     if bias is not None:
-        sums = wide(gradient).flatten(2).sum(2)
-        found.append((bias, Dense(sums if fold == 1 else sums.reshape(-1, fold, sums.shape[1]).sum(1))))
+        found.append((bias, Dense(wide(gradient).flatten(2).sum(2)).of_units(use.units)))
     return found
 
 

@@ -26,7 +26,7 @@ def _looked_up(use: Use) -> Tensor:
 @rule_for(functional.embedding, forward=_looked_up)
 def embedding(use: Use, gradient: Tensor) -> Found:
     """`functional.embedding(tokens, table)`; the padding token has no gradient."""
-    table, tokens = use.parameter(1, "weight"), use.argument(0, "input").flatten(1)
+    table, tokens = use.parameter(1, "weight"), use.argument(0, "input").reshape(use.units, -1)
     assert table is not None
     rows = wide(gradient).reshape(*tokens.shape, -1)
     padding = use.argument(2, "padding_idx")
@@ -72,11 +72,11 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
         counted = share if padding is not None else torch.ones_like(share)
         size = counted.new_zeros(len(starts)).index_add_(0, runs, counted)
         share = share / size.clamp_(min=1)[runs]  # a bag of padding alone has none
-    shape, fold = tuple(table.value.shape), len(starts) // use.examples
+    shape, fold = tuple(table.value.shape), len(starts) // use.units
     if fold == 1:
         return [(table, Bags(tokens, runs, share, rows, shape))]
-    each = (rows[runs] * share.unsqueeze(1)).reshape(use.examples, -1, shape[1])
-    return [(table, Lookup(tokens.reshape(use.examples, -1), each, shape))]
+    each = (rows[runs] * share.unsqueeze(1)).reshape(use.units, -1, shape[1])
+    return [(table, Lookup(tokens.reshape(use.units, -1), each, shape))]
 
 
 @dataclass
@@ -112,6 +112,6 @@ class Bags:
         rows = self.gradients[self.bags] * self.share.unsqueeze(1)
         return table.index_add_(0, self.bags * self.shape[0] + self.tokens, rows).view(n, *self.shape)
 
-    def drop(self, examples: Tensor) -> Bags:
-        share = self.share.masked_fill(examples[self.bags], 0.0)
-        return Bags(self.tokens, self.bags, share, without(self.gradients, examples), self.shape)
+    def drop(self, units: Tensor) -> Bags:
+        share = self.share.masked_fill(units[self.bags], 0.0)
+        return Bags(self.tokens, self.bags, share, without(self.gradients, units), self.shape)

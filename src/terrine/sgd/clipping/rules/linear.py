@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.contribution import Dense, outer
+from terrine.sgd.clipping.contribution import Contribution, Dense, outer
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.parameter_view import ParameterView
 from terrine.sgd.clipping.use import Found, Use, rule_for
@@ -15,14 +15,14 @@ from terrine.sgd.clipping.use import Found, Use, rule_for
 @rule_for(functional.linear)
 def linear(use: Use, gradient: Tensor) -> Found:
     """`functional.linear(x, weight, bias)`, and with it nn.Linear, attention projections and tied output layers."""
-    return _linear(use.argument(0, "input"), gradient, use.parameter(1, "weight"), use.parameter(2, "bias"))
+    return _linear(use, use.argument(0, "input"), gradient, use.parameter(1, "weight"), use.parameter(2, "bias"))
 
 
 @rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, data=(0, "input", "self"))
 def matmul(use: Use, gradient: Tensor) -> Found:
     """`x @ W` with W a matrix: the linear map's weight, transposed."""
     ((_, weight),) = use.params.items()
-    return [_transposed(use.argument(0, "input"), gradient, weight)]
+    return [_transposed(use, use.argument(0, "input"), gradient, weight)]
 
 
 def _added(use: Use) -> Tensor:
@@ -35,9 +35,9 @@ def _added(use: Use) -> Tensor:
 def addmm(use: Use, gradient: Tensor) -> Found:
     """`addmm(bias, x, W)`: the linear layer of GPT-2."""
     bias, weight = use.params.get(0), use.params.get(2)
-    found: Found = [] if weight is None else [_transposed(use.args[1], gradient, weight)]
+    found: Found = [] if weight is None else [_transposed(use, use.args[1], gradient, weight)]
     if bias is not None:
-        found.append((bias, Dense(positions(gradient).sum(1))))
+        found.append((bias, Dense(positions(gradient, use.units).sum(1))))
     return found
 
 
@@ -46,25 +46,29 @@ def bilinear(use: Use, gradient: Tensor) -> Found:
     """y_k = x1 A_k x2 + b_k: a linear map on the products of the two inputs."""
     first, second = use.argument(0, "input1"), use.argument(1, "input2")
     products = (first.unsqueeze(-1) * second.unsqueeze(-2)).flatten(-2)
-    return _linear(products, gradient, use.parameter(2, "weight"), use.parameter(3, "bias"))
+    return _linear(use, products, gradient, use.parameter(2, "weight"), use.parameter(3, "bias"))
 
 
-def _linear(inputs: Tensor, gradient: Tensor, weight: ParameterView | None, bias: ParameterView | None) -> Found:
+def _linear(
+    use: Use, inputs: Tensor, gradient: Tensor, weight: ParameterView | None, bias: ParameterView | None
+) -> Found:
     """The contributions of a linear map and of its bias."""
-    gradients = positions(gradient)
+    gradients = positions(gradient, use.units)
     found: Found = []
     if weight is not None:
-        found.append((weight, outer(positions(inputs.detach()), gradients, tuple(weight.value.shape))))
+        found.append((weight, outer(positions(inputs.detach(), use.units), gradients, tuple(weight.value.shape))))
     if bias is not None:
         found.append((bias, Dense(gradients.sum(1) if gradients.shape[1] > 1 else gradients.squeeze(1))))
     return found
 
 
-def _transposed(inputs: Tensor, gradient: Tensor, weight: ParameterView) -> tuple[ParameterView, Dense]:
-    found = outer(positions(gradient), positions(inputs.detach()), tuple(weight.value.shape))
-    return weight, found  # type: ignore[return-value]
+def _transposed(
+    use: Use, inputs: Tensor, gradient: Tensor, weight: ParameterView
+) -> tuple[ParameterView, Contribution]:
+    rows, columns = positions(gradient, use.units), positions(inputs.detach(), use.units)
+    return weight, outer(rows, columns, tuple(weight.value.shape))
 
 
-def positions(tensor: Tensor) -> Tensor:
-    """(n, ..., width) as (n, positions, width), in single precision or wider."""
-    return wide(tensor).reshape(len(tensor), -1, tensor.shape[-1])
+def positions(tensor: Tensor, units: int) -> Tensor:
+    """(n, ..., width) as (units, positions, width), in single precision or wider."""
+    return wide(tensor).reshape(units, -1, tensor.shape[-1])
