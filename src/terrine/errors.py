@@ -64,3 +64,7 @@ class OutOfOrder(TerrineError, RuntimeError):
 
 class WeakGuarantee(UserWarning):
     """A guarantee that holds and means little: no error, but to be said aloud."""
+
+
+class PeopleUnprotected(UserWarning):
+    """Rows are protected one by one, and some people seem to have several: each of them is protected less."""

@@ -98,8 +98,8 @@ def test_rows_left_out_by_their_coin_do_not_move_the_model(table, tmp_path, monk
 
             def look(bounds):
                 material = found.look(bounds)
-                tossed = coins.tossed(tmp_path / "plain" / "owner" / "coins.npz", examples=400, count=40, seed=5)
-                rows = tossed.out if which == "out" else tossed.rows[tossed.heads]
+                tossed = coins.tossed(tmp_path / "plain" / "owner" / "coins.npz", units=400, count=40, seed=5)
+                rows = tossed.out if which == "out" else tossed.units[tossed.heads]
                 material.labels[rows] = 1 - material.labels[rows]
                 return material
 

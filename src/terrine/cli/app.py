@@ -45,6 +45,7 @@ def version() -> None:
 def main() -> None:
     """Run the command line."""
     warnings.simplefilter("ignore", WeakGuarantee)  # a command refuses such a guarantee, or says in words what it is
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         code = app(standalone_mode=False)
     except typer.Abort:

@@ -31,14 +31,20 @@ def train(
     label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
     data: Annotated[str | None, typer.Option(help="Or a named set: digits, mnist, fashion-mnist, ...")] = None,
     schema: Annotated[str | None, typer.Option(help="The table's public facts; else TABLE.schema.toml.")] = None,
+    person: Annotated[
+        str | None, typer.Option(help="The column that says whose a row is: people are protected, not rows.")
+    ] = None,
+    rows_per_person: Annotated[
+        int | None, typer.Option(help="How many rows of a person count at a time; default 10.")
+    ] = None,
     test: Annotated[str | None, typer.Option(help="A table that needs no protection, to measure accuracy.")] = None,
     public: Annotated[str | None, typer.Option(help="pate: a table of public rows for the student.")] = None,
     delta: Annotated[float | None, typer.Option(help="Default: a power of ten below 1/rows.")] = None,
     method: Annotated[str, typer.Option(help="sgd or pate.")] = "sgd",
     model: Annotated[str | None, typer.Option(help="linear, mlp; images: scatter-linear, scatter-cnn, cnn.")] = None,
-    lot: Annotated[int | None, typer.Option(help="sgd: expected examples in a lot.")] = None,
+    lot: Annotated[int | None, typer.Option(help="sgd: expected examples, or people, in a lot.")] = None,
     epochs: Annotated[float | None, typer.Option(help="sgd: passes over the data.")] = None,
-    clip: Annotated[float | None, typer.Option(help="sgd: the bound on one example's gradient.")] = None,
+    clip: Annotated[float | None, typer.Option(help="sgd: the bound on one example's, or person's, gradient.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="sgd: the learning rate.")] = None,
     device: Annotated[str | None, typer.Option(help="sgd: where to train: cpu, cuda, mps.")] = None,
     tune: Annotated[
@@ -49,7 +55,7 @@ def train(
     private_bounds: Annotated[
         bool, typer.Option("--private-bounds", help="Spend a tenth of epsilon on bounds that are not confirmed.")
     ] = False,
-    audit: Annotated[int | None, typer.Option(help="Private rows left to coins for the audit; 0: none.")] = None,
+    audit: Annotated[int | None, typer.Option(help="Rows, or people, left to coins for the audit; 0: none.")] = None,
     weak_guarantee: Weak = False,
     ledger: LedgerUrl = None,
     account: AccountName = None,
@@ -62,7 +68,8 @@ def train(
     from terrine import runs
 
     settings = runs.Settings(
-        epsilon=epsilon, data=data, table=table, label=label, schema=schema, test=test, public=public, delta=delta,
+        epsilon=epsilon, data=data, table=table, label=label, schema=schema, person=person,
+        rows_per_person=rows_per_person, test=test, public=public, delta=delta,
         method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate,
         device=device, tune=tune, teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit,
         weak_guarantee=weak_guarantee, test_seed=test_seed,

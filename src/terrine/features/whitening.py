@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from terrine import check
-from terrine.events import Composed, Event, Gaussian, Neighbours, Reproducible
+from terrine.events import Composed, Event, Gaussian, Neighbours, Reproducible, Unit
 from terrine.features.moments import protected_moments
 from terrine.sgd.noise import Key, Purpose
+from terrine.sgd.people import People
 
 _AT_ONCE = 4096
 
@@ -62,11 +63,14 @@ def private_whitening(
     keep: int | None = None,
     blur: float = 0.0,
     without: Tensor | None = None,
+    people: People | None = None,
+    rows_per_person: int = 10,
     seed: int | None = None,
 ) -> Whitening:
     """Mean and channel moments of (n, channels, height, width) features, released with Gaussian noise.
 
-    Examples at the places `without` count as rows but add nothing to either sum.
+    Examples at the places `without` count as rows but add nothing to either sum. With `people`, each adds the mean over
+    at most `rows_per_person` of its rows, and the event's unit is a person.
 
     Guarantee: costs `Gaussian(mean_noise)` and, where power > 0, `Gaussian(noise)`, under add/remove neighbours:
     replacing an example moves the mean's sum by up to 2, so a plan under other neighbours refuses the event. `seed` is
@@ -78,17 +82,25 @@ def private_whitening(
         raise check.refuse("keep", keep, f"at most the {channels} channels")
     power, blur = check.not_negative("power", power), check.not_negative("blur", blur)
     key = Key.fresh() if seed is None else Key.seeded(seed)
-    event = whitening_event(mean_noise=mean_noise, noise=noise, power=power, seed=seed)
-    mean = _mean(features, key, mean_noise, without)
+    unit = None if people is None else Unit.PERSON
+    event = whitening_event(mean_noise=mean_noise, noise=noise, power=power, unit=unit, seed=seed)
+    shares = torch.ones(len(features))
+    if people is not None:
+        shares = torch.from_numpy(people.shares(check.whole("rows_per_person", rows_per_person), key))
+    if without is not None:
+        shares[without] = 0.0
+    mean = _mean(features, shares, key, mean_noise) / max(len(features) if people is None else len(people), 1)
     mapped = torch.eye(channels)
     if power > 0:
-        mapped = _whitened(_moments(features, mean, key, noise, without), noise, power, kept)
+        mapped = _whitened(_moments(features, shares, mean, key, noise), noise, power, kept)
     return Whitening(mean, mapped, blur, event)
 
 
-def whitening_event(*, mean_noise: float, noise: float, power: float, seed: int | None = None) -> Event:
+def whitening_event(
+    *, mean_noise: float, noise: float, power: float, unit: Unit | None = None, seed: int | None = None
+) -> Event:
     """What `private_whitening` costs, known before it is done."""
-    mean, moments = (Gaussian(noise=one, neighbours=Neighbours.ADD_REMOVE) for one in (mean_noise, noise))
+    mean, moments = (Gaussian(noise=one, neighbours=Neighbours.ADD_REMOVE, unit=unit) for one in (mean_noise, noise))
     whole = Composed([mean, moments]) if power > 0 else mean
     return whole if seed is None else Reproducible(whole)
 
@@ -105,30 +117,28 @@ def _unit(features: Tensor) -> Tensor:
     return nn.functional.normalize(features.flatten(1), dim=1).view(features.shape)
 
 
-def _mean(features: Tensor, key: Key, noise: float, without: Tensor | None = None) -> Tensor:
+def _mean(features: Tensor, shares: Tensor, key: Key, noise: float) -> Tensor:
+    """The noisy sum of the features, each by its share: at most 1 in all for a unit."""
     total = torch.zeros(features.shape[1:], dtype=torch.float64)
-    for part, there in _parts(features, without):
-        total += (there * bounded(part)).sum(dim=0, dtype=torch.float64)
+    for part, share in _parts(features, shares):
+        total += (share * bounded(part)).sum(dim=0, dtype=torch.float64)
     released = total.float()
     key.draw(Purpose.PROJECTION, 1).protect(released, noise)
-    return released / max(len(features), 1)
+    return released
 
 
-def _moments(features: Tensor, mean: Tensor, key: Key, noise: float, without: Tensor | None = None) -> Tensor:
+def _moments(features: Tensor, shares: Tensor, mean: Tensor, key: Key, noise: float) -> Tensor:
     width = features.shape[1]
     total = torch.zeros(width, width, dtype=torch.float64)
-    for part, there in _parts(features, without):
-        centred = (there * _unit(bounded(part) - mean)).transpose(0, 1).flatten(1)
+    for part, share in _parts(features, shares):
+        centred = (share.sqrt() * _unit(bounded(part) - mean)).transpose(0, 1).flatten(1)
         total += (centred @ centred.T).double()
     return protected_moments(total, key.draw(Purpose.PROJECTION, 2), noise)
 
 
-def _parts(features: Tensor, without: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """The examples a few thousand at a time, each with 1, or 0 where it adds nothing."""
-    there = torch.ones(len(features), 1, 1, 1)
-    if without is not None:
-        there[without] = 0.0
-    return zip(torch.split(features, _AT_ONCE), torch.split(there, _AT_ONCE), strict=True)
+def _parts(features: Tensor, shares: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The examples a few thousand at a time, each with what it counts."""
+    return zip(torch.split(features, _AT_ONCE), torch.split(shares.view(-1, 1, 1, 1), _AT_ONCE), strict=True)
 
 
 def _whitened(moments: Tensor, noise: float, power: float, keep: int) -> Tensor:

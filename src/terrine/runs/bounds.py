@@ -16,8 +16,9 @@ import numpy as np
 
 from terrine import mechanisms
 from terrine.errors import InvalidArgument
-from terrine.events import Event, Repeated
+from terrine.events import Event, Repeated, Unit
 from terrine.rng import SYSTEM, Seeded
+from terrine.runs.units import Units
 from terrine.tables import Number, Schema
 
 SHARE = 0.1
@@ -32,36 +33,42 @@ def unknown(schema: Schema) -> list[str]:
     return [name for name, column in schema.columns.items() if isinstance(column, Number) and not column.confirmed]
 
 
-def event(columns: int, epsilon: float) -> Event:
+def event(columns: int, epsilon: float, unit: Unit | None) -> Event:
     """What finding the bounds of so many columns costs."""
-    return Repeated(_quantile(0.5, columns, epsilon).event, times=2 * columns)
+    return Repeated(_quantile(0.5, columns, epsilon, unit).event, times=2 * columns)
 
 
-def check_rows(rows: int, columns: int, epsilon: float) -> float:
+def check_units(units: Units, columns: int, epsilon: float) -> float:
     """How far from the ends the quantiles must be, so that noise does not carry a bound far outside.
 
     Raises:
-        InvalidArgument: there are too few rows for any such place.
+        InvalidArgument: there are too few rows, or people, for any such place.
     """
-    q = max(0.01, 1.1 * _quantile(0.01, columns, epsilon).error(confidence=0.999) / rows)
+    q = max(0.01, 1.1 * _quantile(0.01, columns, epsilon, units.unit).error(confidence=0.999) / units.count)
     if q > 0.25:
+        what = "rows" if units.people is None else "people"
         raise InvalidArgument(
-            f"--private-bounds: {rows} rows are too few for this epsilon and this many columns; want confirmed bounds"
+            f"--private-bounds: {units.count} {what} are too few for this epsilon and this many columns; want "
+            "confirmed bounds"
         )
     return q
 
 
-def find(table: Any, schema: Schema, *, epsilon: float, seed: int | None) -> Found:
-    """Bounds for every unknown column. They cost `event`, to be charged before; a `seed` is for tests."""
+def find(table: Any, schema: Schema, units: Units, *, epsilon: float, seed: int | None) -> Found:
+    """Bounds for every unknown column, by one value of each unit. They cost `event`, to be charged before.
+
+    A `seed` is for tests.
+    """
     columns = unknown(schema)
     source = SYSTEM if seed is None else Seeded(seed)
-    q = check_rows(table.num_rows, len(columns), epsilon)
+    q = check_units(units, len(columns), epsilon)
+    rows = table if units.people is None else table.take(units.one_row(np.arange(units.count)))
     found = {}
     for name in columns:
-        values = [value for value in table.column(name).to_pylist() if isinstance(value, int | float)]
+        values = [value for value in rows.column(name).to_pylist() if isinstance(value, int | float)]
         steps = np.array([_log(float(value)) for value in values if math.isfinite(value)])
         low, high = (
-            _power(float(_quantile(share, len(columns), epsilon).release(steps, rng=source).value))
+            _power(float(_quantile(share, len(columns), epsilon, units.unit).release(steps, rng=source).value))
             for share in (q, 1 - q)
         )
         found[name] = (min(low, high), max(low, high) if low != high else low + 1.0)
@@ -78,9 +85,9 @@ def applied(schema: Schema, found: Found) -> Schema:
     return dataclasses.replace(schema, columns=columns)
 
 
-def _quantile(q: float, columns: int, epsilon: float) -> mechanisms.Quantile:
+def _quantile(q: float, columns: int, epsilon: float, unit: Unit | None) -> mechanisms.Quantile:
     each = SHARE * epsilon / (2 * columns)
-    return mechanisms.Quantile(q=q, lower=-_FARTHEST, upper=_FARTHEST, epsilon=each, points=_POINTS)
+    return mechanisms.Quantile(q=q, lower=-_FARTHEST, upper=_FARTHEST, epsilon=each, points=_POINTS, unit=unit)
 
 
 def _log(value: float) -> float:

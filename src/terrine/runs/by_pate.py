@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from terrine import accounting
-from terrine.audit import attacks
 from terrine.errors import InvalidArgument
-from terrine.events import Budget, Event, Reproducible
+from terrine.events import Budget, Event, Reproducible, Unit
 from terrine.pate import Answers, GaussianMax
 from terrine.pate import student as students
 from terrine.pate.data import Data
@@ -25,6 +24,7 @@ from terrine.pate.run import Run
 from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Seeded
 from terrine.runs import coins, recipes
+from terrine.runs.by_sgd import scores
 from terrine.runs.folder import Folder
 from terrine.runs.learned import Learned
 from terrine.runs.material import Material, Opened
@@ -45,7 +45,7 @@ class Labelling:
     queries: int
     teachers: int
     pairs: int
-    """Pairs of rows of which a coin uses one, for the audit."""
+    """Pairs of rows, or people, of which a coin uses one, for the audit."""
 
 
 def planned(settings: Settings, opened: Opened) -> Labelling:
@@ -54,15 +54,17 @@ def planned(settings: Settings, opened: Opened) -> Labelling:
     Raises:
         InvalidArgument: there are more teachers than rows.
     """
-    pairs = recipes.audited(settings, opened.rows) // 2
-    kept = opened.rows - pairs
+    total, unit = opened.units.count, opened.units.unit or Unit.EXAMPLE
+    pairs = recipes.audited(settings, total) // 2
+    kept = total - pairs
     teachers = recipes.teachers(settings, kept)
     if teachers > kept:
-        raise InvalidArgument(f"teachers={teachers}: want at most one for each of the {kept} rows that are used")
-    budget = Budget(settings.epsilon, recipes.delta(settings, opened.rows))
+        what = "rows" if opened.units.people is None else "people"
+        raise InvalidArgument(f"teachers={teachers}: want at most one for each of the {kept} {what} that are used")
+    budget = Budget(settings.epsilon, recipes.delta(settings, total))
     asked = recipes.queries(settings, teachers=teachers, available=opened.public, delta=budget.delta)
-    rule = GaussianMax(accounting.calibrate(lambda noise: GaussianMax(noise).event(asked), budget))
-    event = rule.event(asked)
+    rule = GaussianMax(accounting.calibrate(lambda noise: GaussianMax(noise).event(asked, unit=unit), budget))
+    event = rule.event(asked, unit=unit)
     return Labelling(event if settings.test_seed is None else Reproducible(event), rule, asked, teachers, pairs)
 
 
@@ -80,27 +82,30 @@ def learn(
     """Train teachers, buy labels, train the student; or go on where the run stopped."""
     assert material.public is not None
     receipt.covers(labelling.event)
-    count, pairs = len(material.labels), labelling.pairs
-    tossed = coins.tossed(folder.owner / "coins.npz", examples=count, count=2 * pairs, seed=settings.test_seed)
-    first, second = tossed.rows[:pairs], tossed.rows[pairs:]
+    units, pairs = material.units, labelling.pairs
+    tossed = coins.tossed(folder.owner / "coins.npz", units=units.count, count=2 * pairs, seed=settings.test_seed)
+    first, second = tossed.units[:pairs], tossed.units[pairs:]
     heads = tossed.heads[:pairs]
-    kept = np.setdiff1d(np.arange(count), np.where(heads, second, first))
-    private = Data(features.flatten(1).numpy()[kept], material.labels[kept])
+    kept = np.setdiff1d(np.arange(units.count), np.where(heads, second, first))
+    rows = units.all_rows(kept)
+    private = Data(
+        features.flatten(1).numpy()[rows], material.labels[rows], None if units.ids is None else units.ids[rows]
+    )
     public = architecture.features(material.public)
     public = public[torch.from_numpy(_order(public, labelling.queries))]
     answers = _labels(folder, settings, labelling, private, public, len(material.classes), receipt, progress)
     module = _student(architecture, public, answers, settings, progress)
-    chosen = _score(module, features, material.labels, first) - _score(module, features, material.labels, second)
+    chosen = scores(module, features, material, first) - scores(module, features, material, second)
     return Learned(
         module,
         chosen if pairs else None,
         heads if pairs else None,
         facts={
-            "sampler": "none: every private row is with exactly one teacher",
+            "sampler": f"none: every private {'row' if units.people is None else 'person'} is with exactly one teacher",
             "teachers": labelling.teachers,
             "queries": labelling.queries,
             "answered": len(answers.answered),
-            "examples": len(kept),
+            "examples" if units.people is None else "people": len(kept),
             "public_inputs": len(public),
         },
     )
@@ -154,10 +159,3 @@ def _order(public: Tensor, asked: int) -> Any:
     """Inputs that stand for the others first."""
     first = students.spread(public.flatten(1).numpy(), asked)
     return np.concatenate([first, np.setdiff1d(np.arange(len(public)), first)])
-
-
-def _score(module: nn.Module, features: Tensor, labels: Any, rows: Any) -> Any:
-    if not len(rows):
-        return np.zeros(0)
-    with torch.no_grad():
-        return attacks.confidence(module(features[torch.from_numpy(rows)]).double().numpy(), labels[rows])

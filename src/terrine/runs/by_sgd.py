@@ -26,6 +26,7 @@ from terrine.runs.learned import Learned
 from terrine.runs.material import Material, Opened
 from terrine.runs.models import Architecture
 from terrine.runs.settings import Settings
+from terrine.runs.units import Units
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 
@@ -52,13 +53,12 @@ class Training:
 
 def planned(settings: Settings, opened: Opened, architecture: Architecture, before: tuple[Event, ...]) -> Training:
     """The training that keeps the settings' budget together with what comes `before` it."""
-    count = opened.rows
-    measured = None
+    count, measured = opened.units.count, None
     if not opened.tested and recipes.audited(settings, count):
-        measured = mechanisms.Counts(epsilon=_SHARE_FOR_ACCURACY * settings.epsilon)
+        measured = mechanisms.Counts(epsilon=_SHARE_FOR_ACCURACY * settings.epsilon, unit=opened.units.unit)
     usual = recipes.recipe(settings, architecture.kind, count)
     plan = sgd.Plan(
-        examples=count,
+        **opened.units.planned,
         lot=usual.lot,
         epochs=usual.epochs,
         clip=usual.clip,
@@ -85,21 +85,22 @@ def learn(
 ) -> Learned:
     """Train on the private rows, or go on where the run stopped."""
     receipt.covers(training.event)
-    tossed = coins.of_run(folder.owner, settings, len(material.labels))
+    units = material.units
+    tossed = coins.of_run(folder.owner, settings, units.count)
     labels = torch.from_numpy(material.labels.copy())
-    labels[torch.from_numpy(tossed.out)] = SILENT
+    labels[torch.from_numpy(units.all_rows(tossed.out))] = SILENT
     module = built(architecture, settings)
     checkpoint = folder.owner / "checkpoint.pt"
     fitted = trainer(
         checkpoint, module, training.plan, training.learning_rate, training.usual, quiet, device=settings.device
     )
-    fitted.fit((features, labels))
+    fitted.fit((features, labels), person=units.ids)
     module.cpu()
-    found = scores(module, features[torch.from_numpy(tossed.rows)], material.labels[tossed.rows])
+    found = scores(module, features, material, tossed.units)
     return Learned(
         module,
-        found if len(tossed.rows) else None,
-        tossed.heads if len(tossed.rows) else None,
+        found if len(tossed.units) else None,
+        tossed.heads if len(tossed.units) else None,
         facts=facts(training.plan, training.learning_rate, training.usual),
         accuracy=None
         if training.measured is None
@@ -137,10 +138,14 @@ def trainer(
     )
 
 
-def scores(module: nn.Module, features: Tensor, labels: Any) -> Any:
-    """How sure the module is of each row's label: what the audit attacks."""
+def scores(module: nn.Module, features: Tensor, material: Material, units: Any) -> Any:
+    """How sure the module is of the labels of each unit's rows: what the audit attacks."""
+    if not len(units):
+        return np.zeros(0)
+    rows = material.units.all_rows(units)
     with torch.no_grad():
-        return attacks.confidence(module(features).double().numpy(), labels) if len(labels) else np.zeros(0)
+        logits = module(features[torch.from_numpy(rows)]).double().numpy()
+    return material.units.mean(attacks.confidence(logits, material.labels[rows]), units)
 
 
 def _accuracy(
@@ -157,33 +162,53 @@ def _accuracy(
         return folder.read("owner/accuracy.json")
     if not len(tossed.out):  # every coin fell on heads
         return {"measured_on": "nothing: no row was left out by its coin"}
-    with torch.no_grad():
-        told = module(features[torch.from_numpy(tossed.out)]).argmax(dim=1).numpy()
-    right = int((told == material.labels[tossed.out]).sum())
+    right = right_answers(module, features, material, tossed.out)
     source = SYSTEM if settings.test_seed is None else Seeded(settings.test_seed)
     noisy = int(np.asarray(measured.release(right, rng=source).value).reshape(-1)[0])
     record = {
         "accuracy": min(max(noisy / len(tossed.out), 0.0), 1.0),
         "rows": len(tossed.out),
-        "measured_on": "private rows that were not trained on; a noisy count, paid for by a twentieth of epsilon",
+        "measured_on": f"{of_each(material.units)} not trained on; a noisy count, paid for by a twentieth of epsilon",
         "off_by_at_most": measured.error(confidence=0.95) / len(tossed.out),
     }
     folder.write("owner/accuracy.json", record)
     return record
 
 
+def right_answers(module: nn.Module, features: Tensor, material: Material, units: Any) -> int:
+    """How many of these units have their class told right, by one row of each."""
+    rows = material.units.one_row(units)
+    with torch.no_grad():
+        told = module(features[torch.from_numpy(rows)]).argmax(dim=1).numpy()
+    return int((told == material.labels[rows]).sum())
+
+
+def of_each(units: Units) -> str:
+    """What `right_answers` looks at, in words."""
+    return "private rows that were" if units.people is None else "one row of each of the people who were"
+
+
 def facts(plan: sgd.Plan, rate: float, usual: recipes.Recipe) -> dict[str, Any]:
     """Public facts about the training, for the record."""
     return {
-        "sampler": "Poisson: every example falls into each lot independently",
+        "sampler": f"Poisson: every {plan.unit.value} falls into each lot independently",
         "noise": plan.noise,
         "clip": usual.clip,
         "lot": plan.lot,
         "rate": plan.rate,
         "steps": plan.steps,
         "epochs": usual.epochs,
-        "examples": plan.examples,
+        **({"examples": plan.examples} if plan.people is None else _of_people(plan)),
         "learning_rate": rate,
         "momentum": usual.momentum,
         "average": usual.average,
+    }
+
+
+def _of_people(plan: sgd.Plan) -> dict[str, Any]:
+    return {
+        "people": plan.people,
+        "rows_per_person": plan.rows_per_person,
+        "contribution": f"the mean of the gradients of at most {plan.rows_per_person} of a person's rows, drawn in "
+        "every step from its own rows, clipped as one",
     }

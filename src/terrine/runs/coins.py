@@ -1,8 +1,8 @@
-"""Which private rows a fair coin puts in or leaves out, so that the finished model can be audited [SNJ23].
+"""Which private rows, or people, a fair coin puts in or leaves out, so that the finished model can be audited [SNJ23].
 
-For DP-SGD, whose neighbours add or remove a row, a coin leaves a row in or silences it: a silenced row may be drawn
-but adds nothing to any sum. For PATE, whose neighbours replace a row, a coin chooses which row of a pair is used.
-Coins come from the operating system and stay with the owner.
+For DP-SGD, whose neighbours add or remove a unit (a row, or a person with all its rows), a coin leaves it in or
+silences it: a silenced one may be drawn but adds nothing to any sum. For PATE, whose neighbours replace a unit, a coin
+chooses which of a pair is used. Coins come from the operating system and stay with the owner.
 """
 
 from __future__ import annotations
@@ -25,24 +25,23 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Coins:
-    """Audited rows and their coins."""
+    """Audited units and their coins."""
 
-    rows: Integers
+    units: Integers
     heads: Flags
 
     @property
     def out(self) -> Integers:
-        """The rows that are left out."""
-        return self.rows[~self.heads]
+        """The units that are left out."""
+        return self.units[~self.heads]
 
 
-def of_run(owner: Path, settings: Settings, examples: int) -> Coins:
-    """The coins of a run by DP-SGD, in its owner's folder."""
-    count = recipes.audited(settings, examples)
-    return tossed(owner / "coins.npz", examples=examples, count=count, seed=settings.test_seed)
+def of_run(owner: Path, settings: Settings, count: int) -> Coins:
+    """The coins of a run by DP-SGD on `count` units, in its owner's folder."""
+    return tossed(owner / "coins.npz", units=count, count=recipes.audited(settings, count), seed=settings.test_seed)
 
 
-def tossed(path: Path, *, examples: int, count: int, seed: int | None) -> Coins:
+def tossed(path: Path, *, units: int, count: int, seed: int | None) -> Coins:
     """The run's coins: read where the run was begun before, otherwise tossed and kept.
 
     Raises:
@@ -50,15 +49,15 @@ def tossed(path: Path, *, examples: int, count: int, seed: int | None) -> Coins:
     """
     if path.exists():
         with np.load(path, allow_pickle=False) as kept:
-            found, size = Coins(kept["rows"], kept["heads"]), int(kept["examples"])
-        if size != examples or len(found.rows) != count:
-            raise InvalidArgument(f"{path}: the run was begun on {size} rows, now there are {examples}; want the same")
+            found, size = Coins(kept["units"], kept["heads"]), int(kept["of"])
+        if size != units or len(found.units) != count:
+            raise InvalidArgument(f"{path}: the run was begun on {size} rows or people, now {units}; want the same")
         return found
-    generator = np.random.default_rng(seed)  # which rows are audited may be known; their coins may not
-    rows = np.sort(generator.permutation(examples)[:count]).astype(np.int64)
+    generator = np.random.default_rng(seed)  # which units are audited may be known; their coins may not
+    chosen = np.sort(generator.permutation(units)[:count]).astype(np.int64)
     heads = np.zeros(0, dtype=np.bool_)
     if count:
         heads = one_run.coins(count) if seed is None else generator.random(count) < 0.5
     with files.written(path, private=True) as file:
-        np.savez(file, rows=rows, heads=heads, examples=np.array(examples))
-    return Coins(rows, heads)
+        np.savez(file, units=chosen, heads=heads, of=np.array(units))
+    return Coins(chosen, heads)

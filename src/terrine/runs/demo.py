@@ -73,15 +73,13 @@ def _baseline(out: Path, material: Material) -> Row:
     folder.mkdir(parents=True)
     architecture = load(out / "runs" / f"sgd-{EPSILONS[-1]:g}").architecture
     features = architecture.features(material.inputs)
-    tossed = coins.tossed(
-        folder / "coins.npz", examples=len(material.labels), count=len(material.labels) // 10, seed=None
-    )
+    tossed = coins.tossed(folder / "coins.npz", units=len(material.labels), count=len(material.labels) // 10, seed=None)
     kept = np.setdiff1d(np.arange(len(material.labels)), tossed.out)
     module = baseline.unsafe_train(architecture, features[torch.from_numpy(kept)], material.labels[kept])
     with torch.no_grad():
-        logits = module(features[torch.from_numpy(tossed.rows)]).double().numpy()
+        logits = module(features[torch.from_numpy(tossed.units)]).double().numpy()
         told = module(architecture.features(material.test[0])).argmax(dim=1).numpy()
-    scores = attacks.confidence(logits, material.labels[tossed.rows])
+    scores = attacks.confidence(logits, material.labels[tossed.units])
     found = one_run.guess(scores, tossed.heads).bound(1e-5)
     area = metrics.roc(Scores.split(scores, tossed.heads)).auc()
     accuracy = float((told == material.test[1]).mean())

@@ -52,8 +52,8 @@ def train(
 
     Guarantee: the model, privacy.json, results.json and the model card cost at most the event in privacy.json, which
     the account is charged for before anything is drawn, written or looked at; all that is known before are the number
-    of rows and the columns. `head` asks the account's ledger for its head, which goes into the report. The report and
-    audit/ hold the audit's findings about private rows: they are for the data owner.
+    of rows (with `person`, of people) and the columns. `head` asks the account's ledger for its head, which goes into
+    the report. The report and audit/ hold the audit's findings about private rows: they are for the data owner.
 
     Raises:
         InvalidArgument: the data, the settings or the folder do not fit.
@@ -92,7 +92,7 @@ def _train(folder: Folder, plan: RunPlan, opened: Opened, receipt: Receipt, prog
     with progress("features") as shown:
         features = architecture.features(material.inputs, shown)
     if architecture.whitened:
-        architecture, features = whitened.prepare(folder, settings, architecture, features, receipt)
+        architecture, features = whitened.prepare(folder, settings, architecture, features, opened.units, receipt)
     where = (folder, settings, material, architecture, features, receipt)
     match plan.method:
         case by_pate.Labelling() as labelling:
@@ -102,7 +102,7 @@ def _train(folder: Folder, plan: RunPlan, opened: Opened, receipt: Receipt, prog
         case by_sgd.Training() as training:
             learned = by_sgd.learn(training, *where, quiet=quiet)
     if architecture.whitened:
-        learned = replace(learned, facts=learned.facts | whitened.facts(settings, len(features)))
+        learned = replace(learned, facts=learned.facts | whitened.facts(settings, opened.units))
     _keep(folder, plan, receipt, material, architecture, learned, features)
     tuning.forget(folder)
 
@@ -150,7 +150,8 @@ def claim(plan: RunPlan, receipt: Receipt, learned: Learned) -> dict[str, Any]:
         "generator": plan.generator,
         "reproducible_noise_for_tests_only": is_reproducible(event),
         "ledger": None if receipt.account is None else receipt.record(),
-        "public_facts": "the number of rows, the schema and the names of the classes count as public",
+        "public_facts": f"the number of {'rows' if plan.settings.person is None else 'people'}, the schema and the "
+        "names of the classes count as public",
         "versions": _versions(),
         "events": {"terrine-events": 1, "event": to_dict(event)},
     }

@@ -9,6 +9,8 @@ is measured on it, and PATE's student learns from the inputs of its first half (
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine import check, datasets, tables
-from terrine.errors import InvalidArgument
+from terrine.errors import InvalidArgument, PeopleUnprotected
 from terrine.runs import bounds
 from terrine.runs.settings import Settings
+from terrine.runs.units import Units
+from terrine.sgd.people import People
 
 Integers = NDArray[np.int64]
 _DIGITS_FOR_TESTING = 597
-_LEAST_ROWS = 10
+_LEAST = 10
+_ROWS_PER_PERSON = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +40,7 @@ class Material:
     inputs: NDArray[Any]
     labels: Integers
     classes: tuple[str, ...]
+    units: Units
     test: tuple[NDArray[Any], Integers] | None = None
     public: NDArray[Any] | None = None
     schema: tables.Schema | None = None
@@ -47,10 +53,10 @@ class Opened:
     """A run's data, opened and not looked at: its public facts, and the way to the rows.
 
     Raises:
-        InvalidArgument: there are too few rows.
+        InvalidArgument: there are too few rows, or people.
     """
 
-    rows: int
+    units: Units
     shape: tuple[int, ...]
     """The shape of one input."""
     classes: int
@@ -66,8 +72,9 @@ class Opened:
     """Find those bounds: this draws, after the charge."""
 
     def __post_init__(self) -> None:
-        if self.rows < _LEAST_ROWS:
-            raise check.refuse("rows", self.rows, f"at least {_LEAST_ROWS} private rows")
+        if self.units.count < _LEAST:
+            what = "rows" if self.units.people is None else "people"
+            raise check.refuse(what, self.units.count, f"at least {_LEAST} private {what}")
 
 
 def open_data(settings: Settings) -> Opened:
@@ -97,19 +104,19 @@ def _of_set(settings: Settings) -> Opened:
     found = load[settings.data]()
     classes = ("<=50K", ">50K") if settings.data == "adult" else tuple(str(one) for one in range(10))
     half = len(found.test) // 2
-    pate = settings.method == "pate"
+    pate, units = settings.method == "pate", Units(len(found.train))
     material = Material(
         settings.data,
         found.train,
         found.train_labels,
         classes,
+        units,
         test=(found.test[half:], found.test_labels[half:]) if pate else (found.test, found.test_labels),
         public=found.test[:half] if pate else None,
         published=True,
     )
-    return Opened(
-        len(found.train), tuple(found.train.shape[1:]), len(classes), True, half if pate else 0, look=lambda _: material
-    )
+    shape = tuple(found.train.shape[1:])
+    return Opened(units, shape, len(classes), True, half if pate else 0, look=lambda _: material)
 
 
 def _of_table(settings: Settings) -> Opened:
@@ -117,7 +124,7 @@ def _of_table(settings: Settings) -> Opened:
     assert settings.label is not None
     table = tables.read(settings.table)
     tables.check_label(table, settings.label)
-    schema = _schema(settings)
+    units, schema = _units(settings, table), _schema(settings)
     test = None if settings.test is None else tables.read(settings.test)
     public = None if settings.public is None else tables.read(settings.public)
     if settings.method == "pate" and public is None:
@@ -134,21 +141,44 @@ def _of_table(settings: Settings) -> Opened:
             known.encode(table),
             known.labels(table),
             known.classes,
+            units,
             test=None if tested is None else (known.encode(test), tested),
             public=None if public is None else known.encode(public),
             schema=known,
         )
 
     return Opened(
-        table.num_rows,
+        units,
         (schema.width,),
         len(schema.classes),
         tested=test is not None,
         public=0 if public is None else public.num_rows,
         unbounded=len(bounds.unknown(schema)) if settings.private_bounds else 0,
         look=look,
-        find=lambda: bounds.find(table, schema, epsilon=settings.epsilon, seed=settings.test_seed),
+        find=lambda: bounds.find(table, schema, units, epsilon=settings.epsilon, seed=settings.test_seed),
     )
+
+
+def _units(settings: Settings, table: Any) -> Units:
+    """Who is protected.
+
+    Raises:
+        InvalidArgument: there is no such column, or a row is nobody's.
+    """
+    if settings.person is None:
+        if found := tables.repeated_ids(table, without=settings.label):
+            warnings.warn(
+                f"column {found!r} looks like an id and its values repeat: people with several rows are protected less "
+                f"than epsilon={settings.epsilon:g}; want --person {found}, or leave it out if it is none",
+                PeopleUnprotected,
+                stacklevel=2,
+            )
+        return Units(table.num_rows)
+    try:
+        people = People(tables.column_of(table, settings.person), table.num_rows)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"--person {settings.person}: {error}") from None
+    return Units(table.num_rows, people, settings.rows_per_person or _ROWS_PER_PERSON)
 
 
 def _schema(settings: Settings) -> tables.Schema:
@@ -161,6 +191,9 @@ def _schema(settings: Settings) -> tables.Schema:
     schema = tables.Schema.load(path)
     if schema.label != settings.label:
         raise InvalidArgument(f"{path} is for label {schema.label!r}, not {settings.label!r}: want a schema for that")
+    if settings.person is not None:  # whose a row is says nothing about it
+        columns = {name: column for name, column in schema.columns.items() if name != settings.person}
+        schema = dataclasses.replace(schema, columns=columns)
     paid = bounds.unknown(schema) if settings.private_bounds else []
     if unsure := [name for name in schema.unconfirmed if name not in paid]:
         names = ", ".join(unsure[:6])

@@ -22,6 +22,9 @@ _KEYS = {
     "neighbours": "neighbours",
     "sampler": "sampler",
     "examples": "private examples",
+    "people": "private people",
+    "rows_per_person": "rows of a person that count at a time",
+    "contribution": "what a person adds",
     "lot": "expected lot",
     "rate": "sampling rate",
     "steps": "steps",
@@ -43,7 +46,9 @@ def write(folder: Folder) -> None:
     event = from_dict(privacy["events"]["event"])
     curve = accounting.claimed_profile(event, delta=privacy["delta"])
     words = curve.in_words(unit=privacy["unit"], epsilon=privacy["epsilon"], delta=privacy["delta"])
-    shared = {"name": results["data"], "privacy": privacy, "words": words, **_about(results)}
+    shared = {
+        "name": results["data"], "privacy": privacy, "words": words, "counted": _counted(privacy), **_about(results)
+    }  # fmt: skip
     folder.write_text(CARD, render("model_card.md", shared))
     folder.write_text(REPORT, render("run.html", shared | _shown(folder, privacy, results, event, curve)))
 
@@ -56,11 +61,12 @@ def audited(folder: Folder, *, confidence: float = 0.95) -> dict[str, Any] | Non
     assert held.canaries is not None
     evidence = one_run.guess(*held.canaries, confidence=confidence)
     found = verdict(held.claim, evidence)
-    pairs = folder.read(PRIVACY)["method"] == "PATE"
+    privacy = folder.read(PRIVACY)
+    pairs, noun = privacy["method"] == "PATE", "people" if privacy["unit"] == "person" else "rows"
     curve = roc(Scores.split(*held.canaries)) if 0 < held.canaries[1].sum() < len(held.canaries[1]) else None
     return {
         "rows": len(held.canaries[1]),
-        "what": "pairs of private rows, one row of each," if pairs else "private rows",
+        "what": f"pairs of private {noun}, one of each," if pairs else f"private {noun}",
         "lower": found.bound,
         "confidence": confidence,
         "verdict": "VIOLATED" if found.violated else "consistent with the claim",
@@ -121,6 +127,13 @@ def _facts(privacy: dict[str, Any]) -> list[tuple[str, str]]:
     if ledger is None:
         return [*facts, ("ledger", "none: nothing adds this run's cost to that of others on the same data")]
     return [*facts, ("ledger charge", str(ledger["charge"])), ("ledger head after it", str(ledger["head"]))]
+
+
+def _counted(privacy: dict[str, Any]) -> str:
+    """How many private rows or people there were, in words."""
+    if "people" not in privacy:
+        return f"{privacy['examples']:,} private examples"
+    return f"the rows of {privacy['people']:,} private people"
 
 
 def _about(results: dict[str, Any]) -> dict[str, Any]:

@@ -67,8 +67,8 @@ def plan(settings: Settings, opened: Opened) -> RunPlan:
         InvalidArgument: the settings do not fit the data, or ask for a guarantee that means nothing.
         BudgetExceeded: no noise keeps the budget.
     """
-    budget = Budget(settings.epsilon, recipes.delta(settings, opened.rows))
-    weakness = check.weakness(budget.epsilon, budget.delta, units=opened.rows)
+    budget = Budget(settings.epsilon, recipes.delta(settings, opened.units.count))
+    weakness = check.weakness(budget.epsilon, budget.delta, units=opened.units.count)
     if weakness and not settings.weak_guarantee:
         raise InvalidArgument(
             f"{weakness}; want epsilon at most {check.LARGEST_EPSILON:g} and delta below 1/rows, or --weak-guarantee "
@@ -77,10 +77,10 @@ def plan(settings: Settings, opened: Opened) -> RunPlan:
     architecture = _architecture(settings, opened)
     found = white = None
     if opened.unbounded:
-        bounds.check_rows(opened.rows, opened.unbounded, settings.epsilon)
-        found = bounds.event(opened.unbounded, settings.epsilon)
+        bounds.check_units(opened.units, opened.unbounded, settings.epsilon)
+        found = bounds.event(opened.unbounded, settings.epsilon, opened.units.unit)
     if architecture.whitened:
-        white = whitened.event(settings, architecture, opened.rows)
+        white = whitened.event(settings, architecture, opened.units)
     before = tuple(event for event in (found, white) if event is not None)
     method = _method(settings, opened, architecture, before)
     return RunPlan(settings, architecture, budget, found, white, method, weakness)
@@ -98,5 +98,5 @@ def _method(
 def _architecture(settings: Settings, opened: Opened) -> Architecture:
     """The model asked for, or the usual one."""
     name = settings.model or ("linear" if len(opened.shape) == 1 else "scatter-linear")
-    whitens = recipes.whitens(settings, name, opened.shape, opened.rows)
+    whitens = recipes.whitens(settings, name, opened.shape, opened.units.count)
     return Architecture(name, opened.shape, opened.classes, whitened=whitens)

@@ -27,6 +27,10 @@ class Settings:
     table: str | None = None
     label: str | None = None
     schema: str | None = None
+    person: str | None = None
+    """The table's column that says whose a row is: what is protected is then a person with all its rows."""
+    rows_per_person: int | None = None
+    """How many rows of a person count at a time; None is 10."""
     test: str | None = None
     """A table that needs no protection, to measure accuracy on."""
     public: str | None = None
@@ -63,6 +67,10 @@ class Settings:
             raise check.refuse("data", self.data, f"one of {', '.join(SETS)}", "a table is given by its path")
         if self.table is not None and self.label is None:
             raise InvalidArgument(f"{self.table}: want --label with the name of the column to predict")
+        if self.person is not None and (self.table is None or self.person == self.label):
+            raise InvalidArgument("--person: want a column of a private TABLE, other than the label")
+        if self.rows_per_person is not None and self.person is None:
+            raise InvalidArgument("--rows-per-person: want --person with the column that says whose a row is")
         if self.private_bounds and (self.table is None or self.method != "sgd"):
             raise InvalidArgument("--private-bounds: want a table and --method sgd")
         if self.method not in METHODS:
@@ -70,7 +78,8 @@ class Settings:
         self._check_optional()
 
     def _check_optional(self) -> None:
-        for name, at_least in (("lot", 1), ("tune", 2), ("teachers", 2), ("queries", 1), ("audit", 0)):
+        least = {"lot": 1, "tune": 2, "teachers": 2, "queries": 1, "audit": 0, "rows_per_person": 1}
+        for name, at_least in least.items():
             if getattr(self, name) is not None:
                 check.whole(name, getattr(self, name), at_least=at_least)
         for name in ("epochs", "clip", "learning_rate"):

@@ -62,9 +62,11 @@ class _Tuned:
     tuning: Tuning
     architecture: Architecture
     features: Tensor
-    labels: NDArray[np.int64]
+    material: Material
     silent: NDArray[np.int64]
+    """The units that no run learns from."""
     held: NDArray[np.int64]
+    """The units that candidates are measured on."""
     receipt: Receipt
     quiet: bool
 
@@ -76,20 +78,21 @@ def planned(settings: Settings, opened: Opened, architecture: Architecture, befo
         InvalidArgument: there are too few rows to measure candidates on.
     """
     assert settings.tune is not None
-    rows = opened.rows
-    if (held := _held_rows(settings, rows)) < _LEAST_HELD:
-        raise InvalidArgument(f"--tune: {held} rows to measure candidates on; want at least {_LEAST_HELD}")
-    usual = recipes.recipe(settings, architecture.kind, rows)
-    scored = mechanisms.Counts(epsilon=_SHARE_FOR_SCORES * settings.epsilon)
-    budget = Budget(settings.epsilon, recipes.delta(settings, rows))
+    total = opened.units.count
+    if (held := _held_units(settings, total)) < _LEAST_HELD:
+        what = "rows" if opened.units.people is None else "people"
+        raise InvalidArgument(f"--tune: {held} {what} to measure candidates on; want at least {_LEAST_HELD}")
+    usual = recipes.recipe(settings, architecture.kind, total)
+    scored = mechanisms.Counts(epsilon=_SHARE_FOR_SCORES * settings.epsilon, unit=opened.units.unit)
+    budget = Budget(settings.epsilon, recipes.delta(settings, total))
     count = NegativeBinomialCount.of_mean(settings.tune, shape=0.0)
 
     def plans(once: float) -> dict[int, sgd.Plan]:
         """For every lot, the plan of one run that alone would cost `once`."""
         return {
             lot: sgd.Plan(
-                examples=rows, lot=lot, epochs=usual.epochs, clip=usual.clip, budget=Budget(once, budget.delta),
-                preparation=(scored.event,), seed=settings.test_seed,
+                **opened.units.planned, lot=lot, epochs=usual.epochs, clip=usual.clip,
+                budget=Budget(once, budget.delta), preparation=(scored.event,), seed=settings.test_seed,
             )
             for lot in recipes.lots(settings, usual)
         }  # fmt: skip
@@ -116,22 +119,18 @@ def learn(
 ) -> Learned:
     """Train the best of about `settings.tune` candidates, or go on where the run stopped."""
     receipt.covers(tuning.event)
-    rows = len(material.labels)
-    tossed = coins.of_run(folder.owner, settings, rows)
-    held = _held(folder, settings, rows, tossed)
+    total = material.units.count
+    tossed = coins.of_run(folder.owner, settings, total)
+    held = _held(folder, settings, total, tossed)
     silent = np.concatenate([tossed.out, held])
-    tuned = _Tuned(
-        folder, settings, tuning, architecture, features, material.labels, silent, held, receipt, quiet
-    )  # fmt: skip
+    tuned = _Tuned(folder, settings, tuning, architecture, features, material, silent, held, receipt, quiet)
     state = _begun(tuned)
     place = _best_place(tuned, state)
     module, candidate = _trained(tuned, state, place)
     return Learned(
         module,
-        by_sgd.scores(module, features[torch.from_numpy(tossed.rows)], material.labels[tossed.rows])
-        if len(tossed.rows)
-        else None,
-        tossed.heads if len(tossed.rows) else None,
+        by_sgd.scores(module, features, material, tossed.units) if len(tossed.units) else None,
+        tossed.heads if len(tossed.units) else None,
         facts=_facts(tuned, candidate),
         accuracy=_accuracy(tuned, state["scores"][place]) if material.test is None else None,
     )
@@ -148,17 +147,17 @@ def _once(epsilon: float) -> Search:
     return Search(low=1.5 * _SHARE_FOR_SCORES * epsilon, high=epsilon, start=0.5 * epsilon, private_end_is_high=False)
 
 
-def _held_rows(settings: Settings, rows: int) -> int:
-    """How many rows candidates are measured on: a fifth, none of them audited."""
-    return min(rows // 5, rows - recipes.audited(settings, rows))
+def _held_units(settings: Settings, total: int) -> int:
+    """How many units candidates are measured on: a fifth, none of them audited."""
+    return min(total // 5, total - recipes.audited(settings, total))
 
 
-def _held(folder: Folder, settings: Settings, rows: int, tossed: coins.Coins) -> NDArray[np.int64]:
-    """The rows to measure candidates on; which ones may be known."""
+def _held(folder: Folder, settings: Settings, total: int, tossed: coins.Coins) -> NDArray[np.int64]:
+    """The units to measure candidates on; which ones may be known."""
     path = folder.path / _HELD
     if not path.exists():
-        others = np.setdiff1d(np.arange(rows), tossed.rows)
-        drawn = np.random.default_rng(settings.test_seed).permutation(others)[: _held_rows(settings, rows)]
+        others = np.setdiff1d(np.arange(total), tossed.units)
+        drawn = np.random.default_rng(settings.test_seed).permutation(others)[: _held_units(settings, total)]
         with folder.written(_HELD) as file:
             np.save(file, np.sort(drawn).astype(np.int64))
     found: NDArray[np.int64] = np.load(path, allow_pickle=False)
@@ -183,9 +182,7 @@ def _best_place(tuned: _Tuned, state: dict[str, Any]) -> int:
     scores: list[int] = state["scores"]
     for place in range(len(scores), len(state["candidates"])):
         module, _ = _trained(tuned, state, place)
-        with torch.no_grad():
-            told = module(tuned.features[torch.from_numpy(tuned.held)]).argmax(dim=1).numpy()
-        right = int((told == tuned.labels[tuned.held]).sum())
+        right = by_sgd.right_answers(module, tuned.features, tuned.material, tuned.held)
         noisy = tuned.tuning.scored.release(right, rng=_source(tuned.settings, place + 1)).value
         scores.append(int(np.asarray(noisy).reshape(-1)[0]))
         tuned.folder.write(_STATE, state)
@@ -202,14 +199,15 @@ def _trained(tuned: _Tuned, state: dict[str, Any], place: int) -> tuple[nn.Modul
     seed = None if tuned.settings.test_seed is None else tuned.settings.test_seed + 1000 * (place + 1)
     plan = replace(tuned.tuning.plans[candidate.lot], clip=candidate.clip, epochs=None, budget=None, seed=seed)
     tuned.receipt.covers(plan.event)
-    labels = torch.from_numpy(tuned.labels.copy())
-    labels[torch.from_numpy(tuned.silent)] = by_sgd.SILENT
+    units = tuned.material.units
+    labels = torch.from_numpy(tuned.material.labels.copy())
+    labels[torch.from_numpy(units.all_rows(tuned.silent))] = by_sgd.SILENT
     module = by_sgd.built(tuned.architecture, tuned.settings)
     trainer = by_sgd.trainer(
         _checkpoint(tuned, place), module, plan, candidate.learning_rate, tuned.tuning.usual, tuned.quiet,
         device=tuned.settings.device,
     )  # fmt: skip
-    trainer.fit((tuned.features, labels))
+    trainer.fit((tuned.features, labels), person=units.ids)
     return module.cpu(), candidate
 
 
@@ -222,13 +220,13 @@ def _source(settings: Settings, place: int) -> Source:
 
 
 def _accuracy(tuned: _Tuned, score: int) -> dict[str, Any]:
-    rows = len(tuned.held)
+    held = len(tuned.held)
     return {
-        "accuracy": min(max(score / rows, 0.0), 1.0),
-        "rows": rows,
-        "measured_on": "private rows that were not trained on; the noisy count that chose among the candidates, so "
-        "rather high; paid for",
-        "off_by_at_most": tuned.tuning.scored.error(confidence=0.95) / rows,
+        "accuracy": min(max(score / held, 0.0), 1.0),
+        "rows": held,
+        "measured_on": f"{by_sgd.of_each(tuned.material.units)} not trained on; the noisy count that chose among the "
+        "candidates, so rather high; paid for",
+        "off_by_at_most": tuned.tuning.scored.error(confidence=0.95) / held,
     }
 
 
@@ -236,6 +234,7 @@ def _facts(tuned: _Tuned, candidate: recipes.Candidate) -> dict[str, Any]:
     usual, count = replace(tuned.tuning.usual, clip=candidate.clip), tuned.tuning.count
     return by_sgd.facts(tuned.tuning.plans[candidate.lot], candidate.learning_rate, usual) | {
         "tuning": f"the best of a secret number of runs, {count.mean:g} expected (logarithmic), by a noisy count of "
-        f"right answers on {len(tuned.held)} held-out private rows; learning rate, clip and lot drawn at random",
+        f"right answers on {len(tuned.held)} held-out private "
+        f"{'rows' if tuned.material.units.people is None else 'people'}; learning rate, clip and lot drawn at random",
         "tuned_runs_expected": count.mean,
     }

@@ -26,42 +26,47 @@ from terrine.runs import coins, recipes
 from terrine.runs.folder import Folder
 from terrine.runs.models import Architecture
 from terrine.runs.settings import Settings
+from terrine.runs.units import Units
 
 _KEPT = "owner/whitening.safetensors"
 
 
-def event(settings: Settings, architecture: Architecture, examples: int) -> Event:
+def event(settings: Settings, architecture: Architecture, units: Units) -> Event:
     """What whitening costs, known before it is done."""
-    noise = recipes.whitening_noise(settings, examples)
+    noise = recipes.whitening_noise(settings, units.count)
     return whitening_event(
-        mean_noise=noise.mean, noise=noise.moments, power=architecture.ways.power, seed=settings.test_seed
-    )
+        mean_noise=noise.mean, noise=noise.moments, power=architecture.ways.power, unit=units.unit,
+        seed=settings.test_seed,
+    )  # fmt: skip
 
 
 def prepare(
-    folder: Folder, settings: Settings, architecture: Architecture, features: Tensor, receipt: Receipt
+    folder: Folder, settings: Settings, architecture: Architecture, features: Tensor, units: Units, receipt: Receipt
 ) -> tuple[Architecture, Tensor]:
     """The architecture with its whitening, and the features whitened; released now, or read back."""
-    receipt.covers(event(settings, architecture, len(features)))
+    receipt.covers(event(settings, architecture, units))
     if not folder.has(_KEPT):
-        save(folder, _KEPT, {}, _released(folder, settings, architecture, features))
+        save(folder, _KEPT, {}, _released(folder, settings, architecture, features, units))
     whitening = read(folder.path / _KEPT)[1]
     assert whitening is not None
     return replace(architecture, whitening=whitening), whitening(features)
 
 
-def _released(folder: Folder, settings: Settings, architecture: Architecture, features: Tensor) -> Whitening:
-    noise = recipes.whitening_noise(settings, len(features))
-    tossed = coins.of_run(folder.owner, settings, len(features))
+def _released(
+    folder: Folder, settings: Settings, architecture: Architecture, features: Tensor, units: Units
+) -> Whitening:
+    noise = recipes.whitening_noise(settings, units.count)
+    tossed = coins.of_run(folder.owner, settings, units.count)
     return private_whitening(
         features, mean_noise=noise.mean, noise=noise.moments, **architecture.ways._asdict(),
-        without=torch.from_numpy(tossed.out), seed=settings.test_seed,
+        without=torch.from_numpy(units.all_rows(tossed.out)), people=units.people, rows_per_person=units.most or 1,
+        seed=settings.test_seed,
     )  # fmt: skip
 
 
-def facts(settings: Settings, examples: int) -> dict[str, str]:
+def facts(settings: Settings, units: Units) -> dict[str, str]:
     """What was done, for the record."""
-    noise = recipes.whitening_noise(settings, examples)
+    noise = recipes.whitening_noise(settings, units.count)
     return {
         "whitening": "features centred and whitened by two noisy releases about the private rows, their mean "
         f"(noise {noise.mean:.4g}) and their channels' second moments (noise {noise.moments:.4g}): part of the bill"

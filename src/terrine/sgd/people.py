@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from terrine.errors import InvalidArgument
 from terrine.sgd.noise import Key, Purpose
@@ -43,6 +44,13 @@ class People:
         chosen = [self._chosen(int(one), most, key, step) for one in ranked]
         counts = tuple(len(one) for one in chosen)
         return np.concatenate([np.empty(0, dtype=np.int64), *chosen]), counts
+
+    def shares(self, most: int, key: Key) -> NDArray[np.float32]:
+        """What each row counts where a person counts once: 1 / r for r rows chosen of at most `most`, else 0."""
+        rows, counts = self.rows(np.arange(len(self)), most, key, 0)
+        found = np.zeros(len(self.of_rows), dtype=np.float32)
+        found[rows] = np.repeat(1.0 / np.array(counts), counts)
+        return found
 
     def _chosen(self, person: int, most: int, key: Key, step: int) -> Indices:
         start, count = self._starts[person], int(self.counts[person])

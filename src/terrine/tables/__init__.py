@@ -5,8 +5,19 @@ schema = tables.Schema.load("adult.schema.toml")
 features, labels = schema.encode(table), schema.labels(table)
 """
 
-from terrine.tables.draft import draft
+from terrine.tables.draft import draft, repeated_ids
 from terrine.tables.reading import read
 from terrine.tables.schema import Category, Column, Ignored, Number, Schema, check_label, column_of
 
-__all__ = ["Category", "Column", "Ignored", "Number", "Schema", "check_label", "column_of", "draft", "read"]
+__all__ = [
+    "Category",
+    "Column",
+    "Ignored",
+    "Number",
+    "Schema",
+    "check_label",
+    "column_of",
+    "draft",
+    "read",
+    "repeated_ids",
+]

@@ -6,6 +6,7 @@ The draft itself tells about the rows. It stays with the owner until each fact i
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from terrine.errors import InvalidArgument
@@ -13,6 +14,9 @@ from terrine.tables.schema import Category, Column, Ignored, Number, Schema, as_
 
 _MOST_VALUES = 100
 """More different texts than this look like names, not like categories."""
+_ID_WORDS = frozenset({"id", "ids", "uid", "guid", "uuid", "pid", "ssn", "mrn", "nhs", "person", "patient", "user"})
+_ID_WORDS |= {"subject", "participant", "member", "customer", "client", "employee", "student", "respondent"}
+_ID_WORDS |= {"household", "userid", "patientid", "personid", "customerid", "subjectid"}
 
 
 def draft(table: Any, label: str) -> Schema:
@@ -30,6 +34,18 @@ def draft(table: Any, label: str) -> Schema:
         )
     columns = {name: _column(table.column(name)) for name in table.column_names if name != label}
     return Schema(label, tuple(classes), columns, classes_confirmed=False)
+
+
+def repeated_ids(table: Any, *, without: str | None = None) -> str | None:
+    """A column whose name looks like an id of people and whose values repeat; None where there is none.
+
+    The answer is for the table's owner: it tells about the rows.
+    """
+    for name in table.column_names:
+        words = set(re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()))
+        if name != without and words & _ID_WORDS and len(table.column(name).unique()) < table.num_rows:
+            return str(name)
+    return None
 
 
 def _column(column: Any) -> Column:
