@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting, audit, demo, ledger, pate, prompt, query, train
+from terrine.cli import accounting, audit, demo, ledger, pate, prompt, query, train, verify
 from terrine.errors import TerrineError, WeakGuarantee
 
 app = typer.Typer(
@@ -30,6 +30,8 @@ app.command("train")(train.train)
 app.command("predict")(train.predict)
 app.command("report")(train.report)
 app.command("schema")(train.schema)
+app.command("verify")(verify.verify)
+app.add_typer(verify.keys)
 app.command("demo")(demo.demo)
 app.command("query")(query.query)
 

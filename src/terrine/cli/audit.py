@@ -64,9 +64,12 @@ def run(
     """Audit a training by what its folder holds: canaries, scores, and the claim; exit 1 if it is VIOLATED."""
     from terrine.audit import Scores, bound, one_run
     from terrine.audit.folder import read
+    from terrine.verify.manifest import MANIFEST
 
     if not folder.is_dir():
         raise InvalidArgument(f"{folder}: not a folder; want the folder of a training made by terrine")
+    if (folder / MANIFEST).is_file():  # folders that are made by hand, for scores of one's own, have none
+        _refuse_lies(folder)
     held = read(folder)
     both = held.canaries is not None and held.scores is not None
     sure = 1 - (1 - confidence) / 2 if both else confidence  # two audits of one claim share the error
@@ -83,6 +86,14 @@ def run(
     if both:
         record = {**record, "audits": records}
     _finish(record, drawn, held.claim, plot, as_json)
+
+
+def _refuse_lies(folder: Path) -> None:
+    """Refuse a folder that lies; a claim that the audit itself refutes is judged below."""
+    from terrine.verify import verify
+
+    if lie := next((one for one in verify(folder).checks if not one.ok and one.name not in ("seed", "audit")), None):
+        raise InvalidArgument(f"{folder}: does not verify: {lie.name}: {lie.detail}; terrine verify {folder} says more")
 
 
 def _evidence(found: Scores, delta: float, confidence: float, one_run: bool) -> Evidence:

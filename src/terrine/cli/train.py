@@ -61,6 +61,9 @@ def train(
     account: AccountName = None,
     by: By = None,
     purpose: Purpose = None,
+    sign: Annotated[
+        str | None, typer.Option(help="Sign the manifest with this private key.")
+    ] = None,
     test_seed: Annotated[int | None, typer.Option(help="For tests only: seeded noise, NOT private.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -78,7 +81,7 @@ def train(
     with charging(ledger, account, by=by, purpose=purpose, usual="terrine train") as charged:
         folder = runs.train(
             settings, out, **charged.told, head=charged.head(quiet=as_json),
-            progress=functools.partial(counted, quiet=as_json), quiet=as_json,
+            progress=functools.partial(counted, quiet=as_json), quiet=as_json, sign=sign,
         )  # fmt: skip
     if not finished or not folder.has("report.html"):
         _write_report(folder)
@@ -113,12 +116,13 @@ def predict(
 def report(
     run: Annotated[Path, typer.Argument(help="The folder of a finished terrine train.")],
 ) -> None:
-    """Write the run's report and model card again."""
-    from terrine import runs
+    """Verify a run, and write its report again."""
+    from terrine import runs, verify
 
     folder = runs.Folder(run)
     if not folder.done:
         raise InvalidArgument(f"{run}: not a finished run; want the folder of a finished terrine train")
+    verify.refuse_lies(run)
     _write_report(folder)
     typer.echo(f"{folder.path / 'report.html'}")
 

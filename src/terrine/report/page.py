@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,16 @@ from terrine.errors import MissingExtra
 from terrine.rounding import up
 
 _TEMPLATES = Path(__file__).parent / "templates"
+
+
+def check_installed() -> None:
+    """Refuse to begin what ends with a page that cannot be made.
+
+    Raises:
+        MissingExtra: jinja2 is not installed.
+    """
+    if importlib.util.find_spec("jinja2") is None:
+        raise MissingExtra("jinja2", extra="report")
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """A run's folder: what lies where, for whose eyes, written whole or not at all.
 
 run.json             what was asked for                                                                   public
+events.json          what was done to the private rows, as the accountant reads it                       public
+manifest.json        the SHA-256 hashes of what is handed on, and the claim (`terrine verify`)            public
 privacy.json         the claim: events, certified epsilon, delta, unit, neighbours, sampler, versions     public
 model.safetensors    the trained weights; model.json says how to build and feed them                      public
 model_card.md        the model in words                                                                   public
@@ -23,11 +25,24 @@ from typing import IO, Any
 from terrine import files
 from terrine.errors import InvalidArgument
 from terrine.runs.settings import Settings
+from terrine.verify.manifest import (
+    ASKED,
+    CARD,
+    EVENTS,
+    HANDED_ON,
+    MANIFEST,
+    MAY_BE_HANDED_ON,
+    MODEL,
+    PRIVACY,
+    RESULTS,
+    SIGNED,
+    WEIGHTS,
+)
 
-MODEL, WEIGHTS, PRIVACY, RESULTS = "model.json", "model.safetensors", "privacy.json", "results.json"
-REPORT, CARD, ASKED = "report.html", "model_card.md", "run.json"
-RECEIPT = "owner/receipt.json"
-PUBLIC_FILES = frozenset({ASKED, PRIVACY, WEIGHTS, MODEL, CARD, RESULTS})
+__all__ = ["ASKED", "CARD", "EVENTS", "MODEL", "PRIVACY", "RECEIPT", "REPORT", "RESULTS", "WEIGHTS", "Folder"]
+
+REPORT, RECEIPT = "report.html", "owner/receipt.json"
+PUBLIC_FILES = frozenset({*HANDED_ON, *MAY_BE_HANDED_ON, MANIFEST, SIGNED})
 """What may be handed on: it was paid for, or made without a look at the rows."""
 PRIVATE_FILES = frozenset({REPORT})
 """What stays with the owner, beside all that lies in `PRIVATE_FOLDERS`."""
@@ -102,7 +117,7 @@ class Folder:
     @property
     def done(self) -> bool:
         """Whether the run is over."""
-        return all((self.path / name).exists() for name in (PRIVACY, RESULTS, MODEL, WEIGHTS))
+        return all((self.path / name).exists() for name in (*HANDED_ON, MANIFEST))
 
     def has(self, name: str) -> bool:
         """Whether the file is there."""

@@ -14,19 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from terrine import __version__, accounting, files
+from terrine import __version__, accounting, files, verify
 from terrine.audit import folder as audit_files
 from terrine.errors import InvalidArgument
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
 from terrine.receipts import Charged, Payment, Receipt, paid
-from terrine.runs import baseline, bounds, by_pate, by_sgd, planning, trained, tuning, whitened
-from terrine.runs.folder import PRIVACY, RECEIPT, RESULTS, Folder
+from terrine.report import page
+from terrine.runs import baseline, bounds, by_pate, by_sgd, pages, planning, trained, tuning, whitened
+from terrine.runs.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, Folder
 from terrine.runs.learned import Learned
 from terrine.runs.material import Integers, Material, Opened, open_data
 from terrine.runs.models import Architecture
 from terrine.runs.planning import RunPlan
 from terrine.runs.settings import Settings
+from terrine.verify import manifest, signing
 
 Progress = Callable[[str], Any]
 _BOUNDS = "owner/bounds.json"
@@ -47,23 +49,26 @@ def train(
     head: Callable[[], str] | None = None,
     progress: Progress = _silent,
     quiet: bool = True,
+    sign: str | Path | None = None,
 ) -> Folder:
     """Train as the settings say, into the folder `out`; a run that is over is left as it is.
 
     Guarantee: the model, privacy.json, results.json and the model card cost at most the event in privacy.json, which
     the account is charged for before anything is drawn, written or looked at; all that is known before are the number
     of rows (with `person`, of people) and the columns. `head` asks the account's ledger for its head, which goes into
-    the report. The report and audit/ hold the audit's findings about private rows: they are for the data owner.
+    the report. `sign` is a file with a private key that signs the manifest. The report and audit/ hold the audit's
+    findings about private rows: they are for the data owner.
 
     Raises:
         InvalidArgument: the data, the settings or the folder do not fit.
         BudgetExceeded: the account has not enough left; nothing was trained, and nothing is left behind.
     """
-    folder = Folder(out)
+    folder, key = Folder(out), None if sign is None else signing.load_private(Path(sign))
     folder.check(settings)
     if folder.done:
         tuning.forget(folder)
-        return folder
+        return _signed(folder, key)
+    page.check_installed()
     opened = open_data(settings)
     plan = planning.plan(settings, opened)
     with files.unmade_if_refused(folder.owner):
@@ -79,6 +84,13 @@ def train(
         raise InvalidArgument(
             f"{folder.path}: could not be written ({reason}); make room and give the same command to go on"
         ) from error
+    return _signed(folder, key)
+
+
+def _signed(folder: Folder, key: Any) -> Folder:
+    if key is not None:
+        verify.refuse_lies(folder.path)
+        signing.sign(folder.path, key)
     return folder
 
 
@@ -132,6 +144,9 @@ def _keep(
     if learned.scores is not None and learned.included is not None:
         audit_files.write_canaries(folder.path, learned.scores, learned.included)
     folder.write(RESULTS, _results(plan.settings, material, architecture, learned, features))
+    folder.write(EVENTS, folder.read(PRIVACY)["events"])
+    pages.write_card(folder)
+    manifest.write(folder.path)
 
 
 def claim(plan: RunPlan, receipt: Receipt, learned: Learned) -> dict[str, Any]:

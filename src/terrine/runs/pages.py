@@ -15,6 +15,7 @@ from terrine.events import Event
 from terrine.events.codec import from_dict
 from terrine.report import accountants, figures
 from terrine.report.page import render, style_sheet
+from terrine.rounding import up
 from terrine.runs.folder import ASKED, CARD, PRIVACY, REPORT, RESULTS, Folder
 
 _KEYS = {
@@ -40,8 +41,20 @@ _KEYS = {
 }
 
 
+def write_card(folder: Folder) -> None:
+    """Write model_card.md."""
+    folder.write_text(CARD, render("model_card.md", _shared(folder)[0]))
+
+
 def write(folder: Folder) -> None:
-    """Write report.html and model_card.md."""
+    """Write report.html."""
+    shared, event, curve = _shared(folder)
+    shown = _shown(folder, shared["privacy"], folder.read(RESULTS), event, curve)
+    folder.write_text(REPORT, render("run.html", shared | shown))
+
+
+def _shared(folder: Folder) -> tuple[dict[str, Any], Event, Any]:
+    """What card and report both say, the events, and the curve of what they allow."""
     privacy, results = folder.read(PRIVACY), folder.read(RESULTS)
     event = from_dict(privacy["events"]["event"])
     curve = accounting.claimed_profile(event, delta=privacy["delta"])
@@ -49,8 +62,7 @@ def write(folder: Folder) -> None:
     shared = {
         "name": results["data"], "privacy": privacy, "words": words, "counted": _counted(privacy), **_about(results)
     }  # fmt: skip
-    folder.write_text(CARD, render("model_card.md", shared))
-    folder.write_text(REPORT, render("run.html", shared | _shown(folder, privacy, results, event, curve)))
+    return shared, event, curve
 
 
 def audited(folder: Folder, *, confidence: float = 0.95) -> dict[str, Any] | None:
@@ -112,6 +124,7 @@ def _shown(folder: Folder, privacy: Any, results: Any, event: Event, curve: Any)
         "accuracy_figure": Markup(figures.bars(bars)) if bars else None,
         "accuracy_notes": _notes(results),
         "hidden": _hidden(privacy),
+        "enclosed": _enclosed(privacy["epsilon_certified"]),
         "events": json.dumps(privacy["events"], indent=2),
         "command": command(folder.read(ASKED)),
         "reproduce": "The command makes a run of the same plan and cost. Its noise is fresh, as it must be, so the "
@@ -119,6 +132,16 @@ def _shown(folder: Folder, privacy: Any, results: Any, event: Event, curve: Any)
         if not privacy["reproducible_noise_for_tests_only"]
         else "The command with its seed makes the same model again, which is why it is not private.",
     }
+
+
+def _enclosed(found: dict[str, float]) -> str:
+    """Where the true epsilon lies, in as many digits as tell the two ends apart."""
+    lower, upper = float(found["lower"]), float(found["upper"])
+    for digits in range(3, 13):
+        low, high = f"{lower:.{digits}g}", str(up(upper, digits))
+        if low != high:
+            return f"The true epsilon at the end lies between {low} and {high}."
+    return f"The bound is exact: the true epsilon at the end is {up(upper)}."
 
 
 def _facts(privacy: dict[str, Any]) -> list[tuple[str, str]]:

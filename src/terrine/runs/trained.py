@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import nn
 
-from terrine import tables
+from terrine import tables, verify
 from terrine.errors import InvalidArgument
 from terrine.runs import whitened
 from terrine.runs.folder import MODEL, PRIVACY, WEIGHTS, Folder
@@ -76,12 +76,13 @@ def save(folder: Folder, architecture: Architecture, module: nn.Module, classes:
 
 
 def load(path: str | Path) -> Trained:
-    """The model of a finished run.
+    """The model of a finished run, whose folder is verified first.
 
     Raises:
-        InvalidArgument: not the folder of a finished run, or a damaged one.
+        InvalidArgument: not the folder of a finished run, a damaged one, or one that lies.
     """
     folder = Folder(path)
+    verify.refuse_lies(path)
     record, privacy = folder.read(MODEL), folder.read(PRIVACY)
     try:
         classes = tuple(record["classes"])
