@@ -10,6 +10,7 @@ nothing, not even a folder. A crash between the charge and its receipt may waste
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import json
 from collections.abc import Callable
@@ -48,6 +49,11 @@ class Receipt:
     """The folder it was made in, by its inode: moved with its folder it holds, in a copy it does not."""
     settings: str = ""
     """A hash of what was asked for: with other settings the same event would be another release."""
+    by: str = ""
+    at: str = ""
+    """When it was charged, or begun where there was nothing to charge: UTC."""
+    left: float | None = None
+    """The largest epsilon that one more release could have cost after it."""
 
     def covers(self, event: Event) -> None:
         """Refuse to go on with what was not paid for.
@@ -74,13 +80,16 @@ class Payment:
 
     def charge(self, event: Event) -> Receipt:
         """Charge `event`, or raise and charge nothing."""
+        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         if self.account is None:
-            return Receipt(event)
+            return Receipt(event, by=self.by, at=at)
         made = self.account.charge(event, purpose=self.purpose, by=self.by)
-        name, head = str(getattr(self.account, "name", type(self.account).__name__)), None
+        name, head, left = str(getattr(self.account, "name", type(self.account).__name__)), None, None
         with contextlib.suppress(TerrineError):  # the charge is on disk: what fails now must not lose its receipt
             head = None if self.head is None else self.head()
-        return Receipt(event, name, getattr(made, "hash", None), head)
+            remaining = getattr(self.account, "remaining", None)
+            left = float(remaining().epsilon) if callable(remaining) else None
+        return Receipt(event, name, getattr(made, "hash", None), head, by=self.by, at=at, left=left)
 
     def was_charged(self, receipt: Receipt) -> bool:
         """Whether `receipt` is for this account, or there is none to charge."""
@@ -114,7 +123,8 @@ def paid(path: Path, event: Event, payment: Payment, *, settings: Any) -> Receip
         with files.unmade_if_refused(path.parent):
             files.private_folder(path.parent)
             with files.written(path, private=True) as file:
-                room = file.write(_text(Receipt(event)) + b" " * _ROOM)  # there is room for it, or nothing is charged
+                blank = _text(Receipt(event, by=payment.by)) + b" " * _ROOM
+                room = file.write(blank)  # there is room for it, or nothing is charged
                 file.flush()
                 receipt = replace(payment.charge(event), place=_place(path), settings=asked)
                 file.seek(0)
@@ -148,6 +158,9 @@ def _text(receipt: Receipt) -> bytes:
         **receipt.record(),
         "place": receipt.place,
         "settings": receipt.settings,
+        "by": receipt.by,
+        "at": receipt.at,
+        "left": receipt.left,
     }
     record["event"] = to_dict(receipt.event)
     return json.dumps(record).encode() + b"\n"
@@ -156,7 +169,7 @@ def _text(receipt: Receipt) -> bytes:
 def _read(path: Path) -> Receipt:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        names = ("account", "charge", "head", "place", "settings")
+        names = ("account", "charge", "head", "place", "settings", "by", "at", "left")
         return Receipt(from_dict(record["event"]), *(record[name] for name in names))
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{path}: not a receipt ({error}); want the one of the run, or a new folder") from None

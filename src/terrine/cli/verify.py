@@ -19,12 +19,20 @@ def verify(
     signed_by: Annotated[Path | None, typer.Option(help="The signer's public key; the release must be signed.")] = None,
     ledger: Annotated[str | None, typer.Option(help="The ledger that was charged: its address.")] = None,
     statement: Annotated[Path | None, typer.Option(help="Or what terrine ledger export wrote of it.")] = None,
+    registry: Annotated[
+        Path | None, typer.Option(help="Write an entry for a public registry of deployments here, if all is well.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check a release without its data: files, claim, signature, charge; exit 1 and the first lie by name."""
     from terrine.verify import verify as checked
 
     found = checked(run, signed_by=signed_by, ledger=ledger, statement=statement)
+    if registry is not None and found.ok:
+        from terrine import files
+        from terrine.verify.registry import entry
+
+        files.write(registry, json.dumps(entry(run), indent=2, allow_nan=False) + "\n", private=False)
     if as_json:
         typer.echo(json.dumps(found.as_dict()))
     else:

@@ -165,6 +165,8 @@ def claim(plan: RunPlan, receipt: Receipt, learned: Learned) -> dict[str, Any]:
         "generator": plan.generator,
         "reproducible_noise_for_tests_only": is_reproducible(event),
         "ledger": None if receipt.account is None else receipt.record(),
+        "made": receipt.at[:10],
+        "inputs_fingerprint": plan.fingerprint,
         "public_facts": f"the number of {'rows' if plan.settings.person is None else 'people'}, the schema and the "
         "names of the classes count as public",
         "versions": _versions(),

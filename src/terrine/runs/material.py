@@ -10,6 +10,8 @@ is measured on it, and PATE's student learns from the inputs of its first half (
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -64,12 +66,22 @@ class Opened:
     """Whether there are rows that need no protection, to measure accuracy on."""
     public: int = 0
     """How many public inputs there are for a student."""
+    schema: tables.Schema | None = None
     unbounded: int = 0
     """How many columns are to be bounded privately."""
     look: Callable[[bounds.Found], Material] = field(repr=False, kw_only=True)
     """The material, encoded with bounds that were found privately; to be called after the charge."""
     find: Callable[[], bounds.Found] = field(repr=False, kw_only=True, default=dict)
     """Find those bounds: this draws, after the charge."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A SHA-256 hash of the public facts."""
+        known = [self.units.count, "people" if self.units.people else "rows", list(self.shape), self.classes]
+        columns = {} if self.schema is None else self.schema.as_dict()["columns"]
+        sure = {name: column if column["confirmed"] else None for name, column in columns.items()}  # others may leak
+        text = json.dumps([*known, None if self.schema is None else list(self.schema.classes), sure], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def __post_init__(self) -> None:
         if self.units.count < _LEAST:
@@ -153,6 +165,7 @@ def _of_table(settings: Settings) -> Opened:
         len(schema.classes),
         tested=test is not None,
         public=0 if public is None else public.num_rows,
+        schema=schema,
         unbounded=len(bounds.unknown(schema)) if settings.private_bounds else 0,
         look=look,
         find=lambda: bounds.find(table, schema, units, epsilon=settings.epsilon, seed=settings.test_seed),

@@ -16,7 +16,8 @@ from terrine.events.codec import from_dict
 from terrine.report import accountants, figures
 from terrine.report.page import render, style_sheet
 from terrine.rounding import up
-from terrine.runs.folder import ASKED, CARD, PRIVACY, REPORT, RESULTS, Folder
+from terrine.runs import review
+from terrine.runs.folder import ASKED, CARD, PRIVACY, RECEIPT, REPORT, RESULTS, Folder
 
 _KEYS = {
     "unit": "protected unit",
@@ -49,7 +50,7 @@ def write_card(folder: Folder) -> None:
 def write(folder: Folder) -> None:
     """Write report.html."""
     shared, event, curve = _shared(folder)
-    shown = _shown(folder, shared["privacy"], folder.read(RESULTS), event, curve)
+    shown = _shown(folder, shared["privacy"], shared["words"], event, curve)
     folder.write_text(REPORT, render("run.html", shared | shown))
 
 
@@ -60,7 +61,8 @@ def _shared(folder: Folder) -> tuple[dict[str, Any], Event, Any]:
     curve = accounting.claimed_profile(event, delta=privacy["delta"])
     words = curve.in_words(unit=privacy["unit"], epsilon=privacy["epsilon"], delta=privacy["delta"])
     shared = {
-        "name": results["data"], "privacy": privacy, "words": words, "counted": _counted(privacy), **_about(results)
+        "name": results["data"], "privacy": privacy, "words": words, "counted": _counted(privacy),
+        "short": review.short(privacy, words), **_about(results),
     }  # fmt: skip
     return shared, event, curve
 
@@ -98,16 +100,18 @@ def command(asked: dict[str, Any]) -> str:
     return " ".join(shlex.quote(word) for word in [*words, "--out", "run/"])
 
 
-def _shown(folder: Folder, privacy: Any, results: Any, event: Event, curve: Any) -> dict[str, Any]:
+def _shown(folder: Folder, privacy: Any, words: str, event: Event, curve: Any) -> dict[str, Any]:
     from markupsafe import Markup
 
     shares, curves = accountants.over_training(event, privacy["delta"])
     whole = privacy.get("steps") or privacy.get("queries") or 1
     unit = "steps" if "steps" in privacy else "answers"
-    audit, rates = audited(folder), np.linspace(0, 1, 401)
+    audit, rates, results = audited(folder), np.linspace(0, 1, 401), folder.read(RESULTS)
     bars = _bars(results)
+    receipt = folder.read(RECEIPT) if folder.has(RECEIPT) else {}
     return {
         "style": Markup(style_sheet()),
+        "review": review.full(privacy, receipt, words),
         "facts": _facts(privacy),
         "epsilon_figure": Markup(figures.epsilon_over_training([share * whole for share in shares], curves, unit=unit)),
         "progress_unit": unit,

@@ -34,6 +34,8 @@ class RunPlan:
     """How it learns; its event holds the two above."""
     weakness: str = ""
     """Why the guarantee means little, in words; empty where it means something."""
+    fingerprint: str = ""
+    """A SHA-256 hash of the public facts about the inputs: how many there are, their shape, the schema."""
 
     @property
     def event(self) -> Event:
@@ -83,7 +85,7 @@ def plan(settings: Settings, opened: Opened) -> RunPlan:
         white = whitened.event(settings, architecture, opened.units)
     before = tuple(event for event in (found, white) if event is not None)
     method = _method(settings, opened, architecture, before)
-    return RunPlan(settings, architecture, budget, found, white, method, weakness)
+    return RunPlan(settings, architecture, budget, found, white, method, weakness, opened.fingerprint)
 
 
 def _method(
