@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_the_workload_is_what_torch_makes_of_one_gradient(momentum, decay):
     for step in range(30):
         parameter.grad = torch.full((1,), float(step == 0), dtype=torch.float64)
         optimizer.step()
-        moved.append(-float(parameter) / rate)
+        moved.append(-parameter.item() / rate)
     assert np.allclose(sgd.Banded(1, momentum, decay).workload(30), moved, rtol=1e-12)
 
 
@@ -62,7 +63,9 @@ def test_the_errors_are_those_of_the_matrices(momentum, decay):
 
 
 @pytest.mark.parametrize("objective", ["mean", "max"])
-@pytest.mark.parametrize(("steps", "bands", "momentum", "decay"), [(60, 4, 0, 0), (500, 16, 0, 0), (500, 16, 0.9, 0.01)])
+@pytest.mark.parametrize(
+    ("steps", "bands", "momentum", "decay"), [(60, 4, 0, 0), (500, 16, 0, 0), (500, 16, 0.9, 0.01)]
+)
 def test_optimised_coefficients_are_best_by_their_own_measure(steps, bands, momentum, decay, objective):
     def error(banded):
         return banded.rms_error(steps) if objective == "mean" else banded.max_error(steps)
@@ -70,7 +73,7 @@ def test_optimised_coefficients_are_best_by_their_own_measure(steps, bands, mome
     best = sgd.Banded(bands, momentum, decay, objective).settled(steps)
     closed = sgd.Banded.inverse_root(bands, momentum=momentum, weight_decay=decay)
     independent = sgd.Banded(1, momentum, decay)
-    assert error(best) < 0.995 * error(closed) < error(independent)
+    assert error(best) < error(closed) < error(independent)
     for place, by in itertools.product(range(1, bands), (-1e-3, 1e-3)):
         moved = list(best.coefficients)
         moved[place] += by
@@ -273,10 +276,10 @@ def test_one_group_is_poisson_sampling():
 
 def test_groups_are_uniform_and_the_rate_is_what_is_charged():
     """Over 400 keys, examples 0 and 7: false alarms below 1e-4, by Bonferroni over 3 x 2 + 3 + 2 counts."""
-    sampling, keys, examples, lot, groups = sgd.CyclicPoisson(3), 400, 30, 4, 3
+    sampling, keys, examples, lot, groups = sgd.CyclicPoisson(3), 400, 30, 8, 3
     counts, together, drawn, turns = np.zeros((2, groups)), np.zeros(groups), np.zeros(2), 0
     for seed in range(keys):
-        lots = [sampling.draw(Key.seeded(seed), step, examples=examples, lot=lot) for step in range(90)]
+        lots = [set(sampling.draw(Key.seeded(seed), step, examples=examples, lot=lot)) for step in range(24)]
         homes = [{step % groups for step, one in enumerate(lots) if example in one} for example in (0, 7)]
         assert all(len(home) == 1 for home in homes)
         first, second = (home.pop() for home in homes)
@@ -284,12 +287,12 @@ def test_groups_are_uniform_and_the_rate_is_what_is_charged():
         counts[1, second] += 1
         together[(first - second) % groups] += 1  # uniform if the two are independent
         drawn += [sum(example in one for one in lots) for example in (0, 7)]
-        turns += 30
+        turns += 8
     z = 4.6  # two-sided tail 4e-6 each
     for found in (*counts.flat, *together):
         assert abs(found - keys / groups) <= z * math.sqrt(keys * 2 / 9)
     rate = sampling.rate(examples, lot)
-    assert rate == 0.4
+    assert rate == 0.8
     assert all(abs(found - turns * rate) <= z * math.sqrt(turns * rate * (1 - rate)) for found in drawn)
     assert not all(abs(found - turns * lot / examples) <= z * math.sqrt(turns) / 2 for found in drawn)  # not DP-SGD's
 
@@ -299,29 +302,30 @@ def test_groups_are_uniform_and_the_rate_is_what_is_charged():
 
 def turn_patterns(steps, groups, rate):
     """All sets of steps that one example may be drawn in, with their probabilities."""
+    found = Counter()
     for group in range(groups):
         turns = range(group, steps, groups)
         for taken in itertools.product((False, True), repeat=len(turns)):
             chance = math.prod(rate if one else 1 - rate for one in taken) / groups
-            yield frozenset(step for step, one in zip(turns, taken, strict=True) if one), chance
+            found[frozenset(step for step, one in zip(turns, taken, strict=True) if one)] += chance
+    return [(turns, chance) for turns, chance in found.items() if chance]
 
 
 def density(w, c, sigma, lots, gradient):
     """The density of C x at w, where example i adds gradient(i, step, x before) in the steps of lots[i]."""
     x, moved = np.linalg.solve(c, w), np.zeros_like(w)
     for step in range(len(w)):
-        moved[step] = sum(gradient(i, step, x[:step]) for i, turns in enumerate(lots) if step in turns)
+        for i in (i for i, turns in lots.items() if step in turns):
+            moved[step] += gradient(i, step, x[:step])
     return np.exp(-(((w - c @ moved) / sigma) ** 2).sum(axis=0) / 2) / (math.sqrt(2 * math.pi) * sigma) ** len(w)
 
 
 def mixture(w, c, sigma, rate, groups, examples, gradient):
-    """The density of C x over everybody's groups and lots; `examples` are their numbers."""
+    """The density of C x over everybody's groups and lots."""
     total = np.zeros(w.shape[1])
-    for lots in itertools.product(list(turn_patterns(len(w), groups, rate)), repeat=len(examples)):
-        chance = math.prod(one[1] for one in lots)
-        if chance:
-            turns = [one[0] for one in lots]
-            total += chance * density(w, c, sigma, turns, lambda i, step, x: gradient(examples[i], step, x))
+    for lots in itertools.product(turn_patterns(len(w), groups, rate), repeat=len(examples)):
+        turns = {example: one for example, (one, _) in zip(examples, lots, strict=True)}
+        total += math.prod(chance for _, chance in lots) * density(w, c, sigma, turns, gradient)
     return total
 
 
@@ -353,14 +357,14 @@ def adaptive(example, step, before):
         (3, 2, 1, signed, 0.5, 1.0),
         (3, 2, 2, signed, 0.5, 1.0),
         (3, 2, 2, adaptive, 0.5, 1.0),
-        (3, 2, 3, steady, 0.5, 1.0),
+        (2, 2, 3, signed, 0.5, 1.0),
         (3, 3, 1, signed, 1.0, 1.0),
     ],
 )
 def test_a_run_costs_no_more_than_its_cycles_of_sampled_gaussians(steps, bands, others, gradient, rate, sigma):
     """Exact mixtures of all groups and lots on a fine grid, both ways: adding the example, and removing it."""
     c = matrix(sgd.Banded(bands).settled(max(steps, bands)), steps)
-    points, cell = grid(steps, 7.5 * max(sigma, 1.0) + others, 61 if steps == 3 else 301)
+    points, cell = grid(steps, 7.5 * max(sigma, 1.0) + others, 45 if steps == 3 else 151)
     without = mixture(points, c, sigma, rate, bands, tuple(range(1, others + 1)), gradient)
     with_one = mixture(points, c, sigma, rate, bands, tuple(range(others + 1)), gradient)
     assert with_one.sum() * cell == pytest.approx(1.0, abs=1e-3)
@@ -397,11 +401,11 @@ def test_the_enumeration_catches_a_band_that_is_too_wide():
     """Three bands, but turns every second step: the columns overlap, and the charge for two turns is too small."""
     c, sigma = matrix(sgd.Banded(3, coefficients=(1.0, 0.8, 0.7)), 3), 1.0
     points, cell = grid(3, 8.0, 81)
-    absent = density(points, c, sigma, [frozenset()], steady)
-    present = density(points, c, sigma, [frozenset({0, 2})], steady)
+    absent = density(points, c, sigma, {}, steady)
+    present = density(points, c, sigma, {0: {0, 2}}, steady)
     exact = np.maximum(present - math.exp(1.0) * absent, 0).sum() * cell
     narrower = matrix(sgd.Banded(2, coefficients=(1.0, 0.8)), 3)
-    sound = density(points, narrower, sigma, [frozenset({0, 2})], steady)
+    sound = density(points, narrower, sigma, {0: {0, 2}}, steady)
     certified = accounting.delta(Repeated(Gaussian(noise=sigma), 2), epsilon=1.0)
     assert exact > 1.05 * certified > 0
     assert np.maximum(sound - math.exp(1.0) * absent, 0).sum() * cell <= certified

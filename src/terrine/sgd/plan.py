@@ -196,20 +196,16 @@ class Plan:
     def _settle_correlated(self) -> None:
         """Coefficients for the steps, and lots in which an example's turns are as far apart as the bands are wide."""
         banded, settle = self.correlated, object.__setattr__
-        if banded is None:
-            return
-        if not isinstance(banded, Banded):
+        if not isinstance(banded, Banded | None):
             raise check.refuse("correlated", banded, "sgd.Banded(bands=...)")
-        if banded.bands > 1:
-            changing = {"noise_stages": self.noise_stages != CONSTANT, "clip_stages": self.clip_stages != CONSTANT}
-            changing["clip"] = isinstance(self.rule, Adaptive)
-            for name in (name for name, changes in changing.items() if changes):
-                hint = "a step takes back noise of the steps before, which must be of its own scale"
-                raise check.refuse(
-                    name, getattr(self, name), f"one scale for all steps beside {banded.bands} bands", hint
-                )
-        settle(self, "sampling", separated(self.sampling, banded.bands, examples=self.examples, lot=self.lot))
-        settle(self, "correlated", banded.settled(self.steps))
+        bands = 1 if banded is None else banded.bands
+        changing = {"noise_stages": self.noise_stages != CONSTANT, "clip_stages": self.clip_stages != CONSTANT}
+        changing["clip"] = isinstance(self.rule, Adaptive)
+        for name in (name for name, changes in changing.items() if changes and bands > 1):
+            hint = "a step takes back noise of the steps before, which must be of its own scale"
+            raise check.refuse(name, getattr(self, name), f"one scale for all steps beside {bands} bands", hint)
+        settle(self, "sampling", separated(self.sampling, bands, examples=self.examples, lot=self.lot))
+        settle(self, "correlated", None if banded is None else banded.settled(self.steps))
 
     def _warn(self, epsilon: float) -> None:
         """Say aloud that a guarantee holds and means little."""

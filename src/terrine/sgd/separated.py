@@ -112,6 +112,8 @@ def separated(sampling: Sampling, bands: int, *, examples: int, lot: int) -> Sam
     Raises:
         InvalidArgument: it cannot have them so.
     """
+    if isinstance(sampling, CyclicPoisson):
+        sampling.rate(examples, lot)  # refuses groups smaller than a lot
     if bands == 1:
         return sampling
     if isinstance(sampling, Poisson):
