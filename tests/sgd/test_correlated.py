@@ -263,7 +263,7 @@ def test_turns_of_an_example_are_a_whole_cycle_apart():
 def test_one_order_serves_all_epochs():
     sampling = sgd.FixedOrder()
     lots = [sampling.draw(Key.seeded(2), step, examples=50, lot=8).tolist() for step in range(21)]
-    assert sorted(sum(lots[:7], [])) == list(range(50))
+    assert sorted(itertools.chain(*lots[:7])) == list(range(50))
     assert lots[:7] == lots[7:14] == lots[14:]
     assert lots[:7] != [sampling.draw(Key.seeded(3), step, examples=50, lot=8).tolist() for step in range(7)]
 

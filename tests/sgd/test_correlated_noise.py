@@ -66,7 +66,7 @@ def noise(banded, steps, size, seed=1):
     return np.stack([torch.cat(source.at(step)).double().numpy() for step in range(steps)])
 
 
-# --- the noise itself ------------------------------------------------------------------------------------------------
+# --- the noise itself ----------------------------------------------------------------------------------------------
 
 
 def farthest(y, c):
@@ -126,7 +126,7 @@ def test_the_sum_is_rounded_to_a_public_grid():
         assert (total - exact).abs().max() <= 0.51 * grid
 
 
-# --- runs --------------------------------------------------------------------------------------------------------------
+# --- runs ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", [sgd.Poisson(), sgd.Shuffled(), sgd.FixedSize()])

@@ -198,7 +198,8 @@ def _optimised(bands: int, momentum: float, weight_decay: float, objective: Obje
             error, slope = float(weights @ h**2), _divided(h, c)
             if not math.isfinite(error) or not np.isfinite(slope).all():
                 return 1e300, np.zeros_like(tail)  # noise that grows without bound
-            lags = [float((weights * h)[j:] @ slope[: steps - j]) for j in range(1, bands)]
+            weighted = weights * h
+            lags = [float(weighted[j:] @ slope[: steps - j]) for j in range(1, bands)]
         square = float(c @ c)
         return math.log(square * error), 2 * tail / square - 2 * np.array(lags) / error
 
