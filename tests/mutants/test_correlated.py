@@ -69,7 +69,7 @@ def test_lots_in_which_turns_come_too_close_are_caught(sampling, mutant):
 @pytest.mark.parametrize("sampling", [sgd.Poisson(), sgd.Shuffled()])
 def test_a_band_that_is_too_wide_for_the_separation_is_refused(sampling):
     plan(sampling=sampling, correlated=sgd.Banded(EXAMPLES // LOT))
-    with pytest.raises(InvalidArgument, match="^bands=5"):
+    with pytest.raises(InvalidArgument, match=r"^bands=5"):
         plan(sampling=sampling, correlated=sgd.Banded(EXAMPLES // LOT + 1))
 
 
