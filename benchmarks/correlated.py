@@ -1,7 +1,7 @@
 """Correlated noise against independent noise: errors of prefix sums, and a network where no sampling is allowed.
 
     python benchmarks/correlated.py prefix --jax-privacy /path/to/venv/bin/python
-    python benchmarks/correlated.py images --data mnist --rates 0.05 0.1 0.2 0.4 --seeds 7      # to choose rates
+    python benchmarks/correlated.py images --data mnist --lot 2000 --epochs 10 --rates 0.05 0.1 0.2 0.4 --seeds 7
     python benchmarks/correlated.py images --data fashion-mnist --chosen --seeds 1 2 3
 
 prefix   The error of the sums of all gradients up to a step, root of the mean over steps and largest, in clipping
@@ -31,8 +31,11 @@ from terrine import datasets, sgd
 from terrine.events import Budget
 
 EXAMPLES, DELTA = 60_000, 1e-5
-RATES = {"independent": 0.05, "correlated": 0.2}
-"""Learning rates that did best on MNIST, by the second command above."""
+CHOSEN = {
+    "independent": {"lot": 2000, "epochs": 10, "rate": 0.1},
+    "correlated": {"lot": 2000, "epochs": 10, "rate": 0.2},
+}
+"""What did best on MNIST, by commands like the second one above."""
 PEER = """
 import json, sys, time
 import jax
@@ -61,10 +64,10 @@ def main() -> None:
     images.add_argument("--epochs", type=int, default=5)
     images.add_argument("--lot", type=int, default=1000)
     images.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    images.add_argument("--noise", choices=tuple(RATES), nargs="+", default=list(RATES))
+    images.add_argument("--noise", choices=tuple(CHOSEN), nargs="+", default=list(CHOSEN))
     rates = images.add_mutually_exclusive_group(required=True)
-    rates.add_argument("--rates", type=float, nargs="+", help="learning rates to compare")
-    rates.add_argument("--chosen", action="store_true", help="those chosen on MNIST")
+    rates.add_argument("--rates", type=float, nargs="+", help="learning rates to compare, with --lot and --epochs")
+    rates.add_argument("--chosen", action="store_true", help="what was chosen on MNIST")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -144,22 +147,24 @@ def networks(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     )
     rows = []
     for name in chosen.noise:
-        for rate in [RATES[name]] if chosen.chosen else chosen.rates:
-            found = [_accuracy(train, test, chosen, name, rate, seed) for seed in chosen.seeds]
+        asked = [{"lot": chosen.lot, "epochs": chosen.epochs, "rate": rate} for rate in chosen.rates or ()]
+        for settings in asked or [CHOSEN[name]]:
+            found = [_accuracy(train, test, chosen.epsilon, name, settings, seed) for seed in chosen.seeds]
             spread = statistics.stdev(found) if len(found) > 1 else 0.0
             print(
-                f"{chosen.data} epsilon {chosen.epsilon} {name:>11} rate {rate:<6} "
+                f"{chosen.data} epsilon {chosen.epsilon} {name:>11} {settings} "
                 f"{statistics.mean(found):.4f} +- {spread:.4f}  ({' '.join(f'{one:.4f}' for one in found)})",
                 flush=True,
             )
-            rows.append({"data": chosen.data, "noise": name, "rate": rate, "seeds": chosen.seeds, "accuracy": found})
+            rows.append({"data": chosen.data, "noise": name, **settings, "seeds": chosen.seeds, "accuracy": found})
     return rows
 
 
-def _accuracy(train: Any, test: Any, chosen: argparse.Namespace, name: str, rate: float, seed: int) -> float:
-    bands = -(-EXAMPLES // chosen.lot) if name == "correlated" else 1
+def _accuracy(train: Any, test: Any, epsilon: float, name: str, settings: dict[str, Any], seed: int) -> float:
+    lot, rate = settings["lot"], settings["rate"]
+    bands = -(-EXAMPLES // lot) if name == "correlated" else 1
     plan = sgd.Plan(
-        examples=EXAMPLES, lot=chosen.lot, epochs=chosen.epochs, clip=1.0, budget=Budget(chosen.epsilon, DELTA),
+        examples=EXAMPLES, lot=lot, epochs=settings["epochs"], clip=1.0, budget=Budget(epsilon, DELTA),
         sampling=sgd.Shuffled(), correlated=sgd.Banded(bands, momentum=0.9),
     )  # fmt: skip
     torch.manual_seed(seed)
@@ -170,7 +175,7 @@ def _accuracy(train: Any, test: Any, chosen: argparse.Namespace, name: str, rate
     history = trainer.fit(train)
     accuracy = trainer.evaluate(test).accuracy
     print(
-        f"  {name} bands {bands} rate {rate} seed {seed}: {accuracy:.4f}, {history.steps} steps, "
+        f"  {name} bands {bands} lot {lot} rate {rate} seed {seed}: {accuracy:.4f}, {history.steps} steps, "
         f"noise {plan.noise:.3f}, epsilon {history.epsilon:.4f}, {time.process_time() - began:.0f} s",
         flush=True,
     )

@@ -11,6 +11,7 @@ from scipy.stats import norm
 from torch import nn
 
 from terrine import sgd
+from terrine.audit.canaries import Canaries
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.correlated_noise import CorrelatedNoise
@@ -192,6 +193,14 @@ def test_a_plan_without_noise_keeps_none():
     quiet, _ = released(plan(noise=0.0), rate=0.0)
     plain, _ = released(plan(None, noise=0.0, sampling=sgd.CyclicPoisson(4)), rate=0.0)
     assert all(torch.equal(quiet[step], plain[step]) for step in plain)
+
+
+def test_canaries_want_independent_noise():
+    """Their scores are made for it."""
+    trained = model()
+    _, _, lots = sgd.make_private(trained, torch.optim.SGD(trained.parameters(), lr=0.1), data(), plan())
+    with pytest.raises(InvalidArgument, match="CyclicPoisson lots"):
+        Canaries.insert(lots, count=2, seed=1)
 
 
 def test_corrected_adam_takes_out_the_variance_of_correlated_noise():
