@@ -31,11 +31,11 @@ from terrine import datasets, sgd
 from terrine.events import Budget
 
 EXAMPLES, DELTA = 60_000, 1e-5
-CHOSEN = {
-    "independent": {"lot": 2000, "epochs": 10, "rate": 0.1},
-    "correlated": {"lot": 2000, "epochs": 10, "rate": 0.2},
+CHOSEN: dict[str, list[dict[str, Any]]] = {
+    "independent": [{"lot": 600, "epochs": 10, "rate": 0.0125}, {"lot": 6000, "epochs": 20, "rate": 0.2}],
+    "correlated": [{"lot": 600, "epochs": 10, "rate": 0.1}, {"lot": 2000, "epochs": 20, "rate": 0.2}],
 }
-"""What did best on MNIST, by commands like the second one above."""
+"""What did best on MNIST with seed 7, in lots of 600 and in lots of any size: 5 to 20 epochs, lots of 600 to 6,000."""
 PEER = """
 import json, sys, time
 import jax
@@ -148,7 +148,7 @@ def networks(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for name in chosen.noise:
         asked = [{"lot": chosen.lot, "epochs": chosen.epochs, "rate": rate} for rate in chosen.rates or ()]
-        for settings in asked or [CHOSEN[name]]:
+        for settings in asked or CHOSEN[name]:
             found = [_accuracy(train, test, chosen.epsilon, name, settings, seed) for seed in chosen.seeds]
             spread = statistics.stdev(found) if len(found) > 1 else 0.0
             print(
