@@ -8,8 +8,9 @@ from terrine import sgd
 from terrine.sgd.checkpoint import Checkpoint
 
 
-def plan():
-    return sgd.Plan(examples=12, lot=6, steps=6, clip=0.7, noise=1.0, delta=1e-5, seed=2)
+def plan(bands=1):
+    correlated = sgd.Banded(bands)
+    return sgd.Plan(examples=12, lot=6, steps=6, clip=0.7, noise=1.0, delta=1e-5, seed=2, correlated=correlated)
 
 
 def data():
@@ -27,11 +28,11 @@ class Notes:
         self.charges += 1
 
 
-def train(model, wrap, account):
+def train(model, wrap, account, bands=1):
     torch.set_num_threads(1)
     model = wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, lots = sgd.make_private(model, optimizer, data(), plan(), account)
+    model, optimizer, lots = sgd.make_private(model, optimizer, data(), plan(bands), account)
     gradients = []
     for x, y in lots:
         optimizer.zero_grad()
@@ -46,10 +47,10 @@ def network():
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def process(rank, folder):
+def process(rank, folder, bands):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     account = Notes()
-    gradients = train(network(), DistributedDataParallel, account)
+    gradients = train(network(), DistributedDataParallel, account, bands)
     torch.save((gradients, account.charges), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -77,6 +78,6 @@ def kept_process(rank, folder, stop):
 
 if __name__ == "__main__":
     if STOP is None:  # noqa: F821  set by who runs this file
-        process(RANK, FOLDER)  # noqa: F821
+        process(RANK, FOLDER, BANDS)  # noqa: F821
     else:
         kept_process(RANK, FOLDER, STOP)  # noqa: F821

@@ -3,19 +3,21 @@
 import runpy
 from pathlib import Path
 
+import pytest
 import torch
 
 from . import distributed_run
 from .processes import PROCESSES
 
 
-def together(folder, stop=None):
+def together(folder, stop=None, bands=1):
     """Two processes, to their end."""
+    names = {"FOLDER": str(folder), "STOP": stop, "BANDS": bands}
     both = [
         PROCESSES.Process(
             target=runpy.run_path,
             args=(str(Path(distributed_run.__file__)),),
-            kwargs={"init_globals": {"RANK": rank, "FOLDER": str(folder), "STOP": stop}, "run_name": "__main__"},
+            kwargs={"init_globals": names | {"RANK": rank}, "run_name": "__main__"},
         )
         for rank in (0, 1)
     ]
@@ -27,9 +29,11 @@ def together(folder, stop=None):
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
-def test_two_processes_make_the_steps_of_one(tmp_path):
-    alone = distributed_run.train(distributed_run.network(), lambda model: model, distributed_run.Notes())
-    (first, charged), (second, not_charged) = together(tmp_path)
+@pytest.mark.parametrize("bands", [1, 2])
+def test_two_processes_make_the_steps_of_one(tmp_path, bands):
+    """With independent noise and with correlated noise."""
+    alone = distributed_run.train(distributed_run.network(), lambda model: model, distributed_run.Notes(), bands)
+    (first, charged), (second, not_charged) = together(tmp_path, bands=bands)
     assert (charged, not_charged) == (1, 0)
     for one, left, right in zip(alone, first, second, strict=True):
         for expected, a, b in zip(one, left, right, strict=True):

@@ -446,3 +446,14 @@ def test_the_audit_of_worst_case_people_does_not_exceed_the_claim():
     assert 0.4 * claim < bound(1.0) <= claim
     assert bound(0.3) > claim
     assert bound(1.0, clipped_by_rows=True) > claim
+
+
+@pytest.mark.parametrize("sampling", [sgd.Poisson(), sgd.Shuffled()])
+def test_correlated_noise_for_people(sampling):
+    fields = {"lot": 10, "steps": 20, "clip": 1.0, "noise": 2.0, "delta": 1e-5, "sampling": sampling}
+    people = sgd.Plan(people=100, rows_per_person=3, correlated=sgd.Banded(bands=4), **fields)
+    rows = sgd.Plan(examples=100, correlated=sgd.Banded(bands=4), **fields)
+    assert settled_unit(people.event) is Unit.PERSON
+    assert people.epsilon == rows.epsilon
+    with pytest.raises(InvalidArgument, match="bands"):
+        sgd.Plan(people=100, rows_per_person=3, correlated=sgd.Banded(bands=11), **fields)

@@ -20,10 +20,12 @@ except ImportError as error:
     raise MissingExtra("torch", extra="torch") from error
 
 from terrine.sgd.clipping import Automatic, Flat, PerLayer, clipped_sum
+from terrine.sgd.correlated import Banded
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import make_private
 from terrine.sgd.sampling import FixedSize, Poisson, Shuffled
 from terrine.sgd.schedules import Adaptive, Stages
+from terrine.sgd.separated import CyclicPoisson, FixedOrder
 from terrine.sgd.training import Trainer
 from terrine.sgd.validate import fix, validate
 
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Adaptive",
     "Automatic",
+    "Banded",
+    "CyclicPoisson",
+    "FixedOrder",
     "FixedSize",
     "Flat",
     "PerLayer",

@@ -39,6 +39,12 @@ class Purpose(enum.IntEnum):
     READING = 7
     TRAINING = 8
     ROWS = 9
+    GROUP = 10
+
+
+def grid_of(deviation: float) -> float:
+    """The public grid for noise of this deviation: a power of two, 2^-10 of it or a little less."""
+    return 2.0 ** (math.floor(math.log2(deviation)) - 10)
 
 
 class Key:
@@ -154,7 +160,7 @@ class Draw:
             for total in tensors if over != 1.0 else ():
                 total.div_(over)
             return
-        self._add(tensors, deviation, 2.0 ** (math.floor(math.log2(deviation)) - 10), over)
+        self._add(tensors, deviation, grid_of(deviation), over)
 
     def normal(self, *shape: int, deviation: float = 1.0) -> Tensor:
         """Independent N(0, deviation^2) values."""

@@ -5,7 +5,8 @@ coordinate is scaled alike and Adam becomes momentum. The correction takes the k
 
     theta <- theta - rate m / sqrt(max(v - variance, floor^2)),     m, v Adam's bias-corrected moments.
 
-The variance is public, so this is post-processing: it costs nothing.
+Where the variance differs from step to step, as with stages or correlated noise, what is taken out is its average with
+the weights of v. The variance is public, so this is post-processing: it costs nothing.
 """
 
 from __future__ import annotations
@@ -53,12 +54,14 @@ class CorrectedAdam(Optimizer):
         state = self.state[parameter]
         if not state:
             state.update(step=0, first=torch.zeros_like(parameter), second=torch.zeros_like(parameter))
-        state["step"] += 1
         early, late = group["betas"]
+        noise = state.get("noise", group["noise_variance"] * (1 - late ** state["step"]))
+        state["noise"] = late * noise + (1 - late) * group["noise_variance"]
+        state["step"] += 1
         state["first"].lerp_(gradient, 1 - early)
         state["second"].mul_(late).addcmul_(gradient, gradient, value=1 - late)
         first = state["first"] / (1 - early ** state["step"])
-        second = state["second"] / (1 - late ** state["step"]) - group["noise_variance"]
+        second = (state["second"] - state["noise"]) / (1 - late ** state["step"])
         if group["weight_decay"]:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.addcdiv_(first, second.clamp_(min=group["floor"] ** 2).sqrt_(), value=-group["lr"])

@@ -22,8 +22,10 @@ from terrine import accounting, check
 from terrine.errors import BudgetExceeded, InvalidArgument, WeakGuarantee
 from terrine.events import Budget, Composed, Event, Gaussian, NonPrivate, Reproducible, Unit, settled_unit
 from terrine.sgd.clipping import ClippingRule, Flat
+from terrine.sgd.correlated import Banded
 from terrine.sgd.sampling import Poisson, Sampling, Stage
 from terrine.sgd.schedules import CONSTANT, Adaptive, Stages
+from terrine.sgd.separated import separated
 
 _FOUND_BY_THE_PLAN: Any = None
 _SAMPLING = ("reach", "steps", "event", "draw")  # what `Sampling` has
@@ -59,6 +61,8 @@ class Plan:
     sampling: Sampling = field(default_factory=Poisson)
     noise_stages: Stages = CONSTANT
     clip_stages: Stages = CONSTANT
+    correlated: Banded | None = None
+    """Noise of which later steps take a part back; its coefficients are settled here, and lots are drawn to fit."""
     preparation: tuple[Event, ...] = ()
     """What was already released about the same units to prepare the run, such as a private projection."""
     unit: Unit = _FOUND_BY_THE_PLAN
@@ -76,6 +80,7 @@ class Plan:
         self._check_clip()
         settle(self, "preparation", tuple(self.preparation))
         settle(self, "steps", self._settled_steps())
+        self._settle_correlated()
         settle(self, "delta", self._settled_delta())
         settle(self, "noise", self._settled_noise())
         if self.seed is not None:
@@ -160,6 +165,10 @@ class Plan:
         """The unit as events have it: one example is what they mean without a word."""
         return None if self.unit is Unit.EXAMPLE else self.unit
 
+    def variance_at(self, step: int, deviation: float) -> float:
+        """The variance of a step's noise, where independent noise would have this deviation."""
+        return deviation**2 if self.correlated is None else deviation**2 * self.correlated.variance_at(step)
+
     def _event(self, noise: float, steps: int) -> Event:
         if noise == 0:
             return NonPrivate(unit=self._said)
@@ -215,6 +224,20 @@ class Plan:
         if self.rows_per_person is not None:
             object.__setattr__(self, "rows_per_person", check.whole("rows_per_person", self.rows_per_person))
         return drawn
+
+    def _settle_correlated(self) -> None:
+        """Coefficients for the steps, and lots in which an example's turns are as far apart as the bands are wide."""
+        banded, settle = self.correlated, object.__setattr__
+        if not isinstance(banded, Banded | None):
+            raise check.refuse("correlated", banded, "sgd.Banded(bands=...)")
+        bands = 1 if banded is None else banded.bands
+        changing = {"noise_stages": self.noise_stages != CONSTANT, "clip_stages": self.clip_stages != CONSTANT}
+        changing["clip"] = isinstance(self.rule, Adaptive)
+        for name in (name for name, changes in changing.items() if changes and bands > 1):
+            hint = "a step takes back noise of the steps before, which must be of its own scale"
+            raise check.refuse(name, getattr(self, name), f"one scale for all steps beside {bands} bands", hint)
+        settle(self, "sampling", separated(self.sampling, bands, examples=self.population, lot=self.lot))
+        settle(self, "correlated", None if banded is None else banded.settled(self.steps))
 
     def _warn(self, epsilon: float) -> None:
         """Say aloud that a guarantee holds and means little."""

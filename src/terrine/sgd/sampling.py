@@ -12,6 +12,7 @@ events relative to reach x C, so the standard deviation on the sum is noise x re
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Poisson:
         return max(1, round(epochs * examples / lot))
 
     def event(self, stages: Sequence[Stage], *, examples: int, lot: int) -> Event:
-        return _all([Repeated(PoissonSampled(release, rate=lot / examples), times) for release, _, times in stages])
+        return composed([Repeated(PoissonSampled(release, rate=lot / examples), times) for release, _, times in stages])
 
     def draw(self, key: Key, step: int, *, examples: int, lot: int) -> Indices:
         return key.draw(Purpose.LOT, step).chosen(examples, lot / examples)
@@ -94,7 +95,7 @@ class FixedSize:
         return max(1, round(epochs * examples / lot))
 
     def event(self, stages: Sequence[Stage], *, examples: int, lot: int) -> Event:
-        return _all(
+        return composed(
             [Repeated(FixedSizeSampled(release, size=lot, population=examples), times) for release, _, times in stages]
         )
 
@@ -128,25 +129,27 @@ class Shuffled:
     def event(self, stages: Sequence[Stage], *, examples: int, lot: int) -> Event:
         """The quietest step of an epoch is the one that may have held the example."""
         length = math.ceil(examples / lot)
-        releases = [(release, noise) for release, noise, times in stages for _ in range(times)]
-        epochs = [min(releases[at : at + length], key=lambda one: one[1])[0] for at in range(0, len(releases), length)]
-        parts: list[tuple[Event, int]] = []
-        for release in epochs:
-            if parts and parts[-1][0] == release:
-                parts[-1] = (release, parts[-1][1] + 1)
-            else:
-                parts.append((release, 1))
-        return _all([Repeated(ShuffledEpoch(one, length, self.neighbours), times) for one, times in parts])
+        epochs = quietest(stages, length)
+        return composed([Repeated(ShuffledEpoch(one, length, self.neighbours), times) for one, times in epochs])
 
     def draw(self, key: Key, step: int, *, examples: int, lot: int) -> Indices:
         epoch, place = divmod(step, math.ceil(examples / lot))
-        return _order(key.secret, epoch, examples)[place * lot : (place + 1) * lot]
+        return order(key.secret, epoch, examples)[place * lot : (place + 1) * lot]
 
 
 @functools.lru_cache(maxsize=2)
-def _order(secret: bytes, epoch: int, examples: int) -> Indices:
+def order(secret: bytes, epoch: int, examples: int) -> Indices:
+    """The random order of an epoch."""
     return Key(secret).draw(Purpose.LOT, epoch).permutation(examples)
 
 
-def _all(parts: list[Event]) -> Event:
+def quietest(stages: Sequence[Stage], length: int) -> list[tuple[Event, int]]:
+    """What the step with the least noise releases in each `length` steps, equal ones in a row counted."""
+    releases = [(release, noise) for release, noise, times in stages for _ in range(times)]
+    found = [min(releases[at : at + length], key=lambda one: one[1])[0] for at in range(0, len(releases), length)]
+    return [(release, len(list(equal))) for release, equal in itertools.groupby(found)]
+
+
+def composed(parts: list[Event]) -> Event:
+    """All of `parts` as one event."""
     return parts[0] if len(parts) == 1 else Composed(parts)

@@ -3,7 +3,8 @@
     gradient = (sum of clipped gradients + N(0, (noise reach C)^2 I)) / expected lot size
 
 The noise goes once onto the sum of the whole lot, whatever pieces or processes it came in, and the noisy sum is
-rounded to a public grid of 2^-10 of the noise's deviation, which hides the last bits of the floating-point sum.
+rounded to a public grid of 2^-10 of the noise's deviation, which hides the last bits of the floating-point sum. With
+a plan whose noise is correlated, the noise is that of `correlated_noise` instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from terrine.sgd import distributed
 from terrine.sgd.clipping import Clipped, ClippingRule
 from terrine.sgd.clipping.examples import trained
 from terrine.sgd.clipping.policy import refuse_strange
+from terrine.sgd.correlated_noise import CorrelatedNoise
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
 from terrine.sgd.schedules import Adaptive
@@ -32,6 +34,9 @@ class Step:
         self.bound = plan.first_bound
         self.parameters = trained(model)
         refuse_strange(self.rule, self.parameters)
+        self._correlated: CorrelatedNoise | None = None
+        if plan.correlated is not None and plan.correlated.bands > 1 and plan.private:
+            self._correlated = CorrelatedNoise(plan.correlated, key, self.parameters.values())
         self._sums: dict[str, Tensor] = {}
         self._within = 0.0
         self._open = False  # a lot is handed out, and not used up
@@ -87,16 +92,18 @@ class Step:
     def release(self, optimizer: Optimizer) -> None:
         """Put the noisy average into the gradients and end the step."""
         deviation = self.plan.deviation_at(self.taken, self.rule.bound)
-        draw = self.key.draw(Purpose.NOISE, self.taken)
         totals = [self._total(name, parameter) for name, parameter in self.parameters.items()]
         if distributed.share()[1] > 1:
             totals = [distributed.summed(total) for total in totals]
-        draw.protect(totals, deviation, over=self.plan.lot)
+        if self._correlated is None or not deviation:
+            self.key.draw(Purpose.NOISE, self.taken).protect(totals, deviation, over=self.plan.lot)
+        else:
+            self._correlated.protect(totals, self.taken, deviation, over=self.plan.lot)
         for parameter, total in zip(self.parameters.values(), totals, strict=True):
             parameter.grad = total if total.dtype is parameter.dtype else total.to(parameter.dtype)
         for group in optimizer.param_groups:
             if "noise_variance" in group:  # DP-AdamBC takes out what the noise adds to its second moment
-                group["noise_variance"] = (deviation / self.plan.lot) ** 2
+                group["noise_variance"] = self.plan.variance_at(self.taken, deviation / self.plan.lot)
         if isinstance(self.plan.rule, Adaptive):
             self._adapt(self.plan.rule)
         self._next()

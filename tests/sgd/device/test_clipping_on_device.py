@@ -291,6 +291,21 @@ def test_noise_is_made_on_the_device(device):
     assert float(noise.std()) == pytest.approx(2.0 * 0.7 / 5, rel=0.1)
 
 
+def test_correlated_noise_is_made_and_kept_on_the_device(device):
+    """At a small rate, what three steps move the parameters by is the gradients' sum and the noise's."""
+    model, (x, y) = nn.Linear(400, CLASSES), examples((400,))
+    settings, results = {"lot": 3, "steps": 3, "sampling": sgd.Shuffled(), "correlated": sgd.Banded(3)}, []
+    for noise in (0.0, 2.0):
+        made, moved = plan(noise=noise, **settings), copy.deepcopy(model).to(device)
+        data = x.to(device), y.to(device)
+        results.append(trained(moved, data, made, lambda one: torch.optim.SGD(one.parameters(), 1e-3))["weight"])
+    noise = (results[1] - results[0]).detach() / 1e-3
+    assert noise.device.type == device.type
+    expected = 2.0 * 2 * 0.7 / 3 * made.correlated.max_error(3)
+    assert float(noise.std()) == pytest.approx(expected, rel=0.1)
+    assert expected < 0.9 * 2.0 * 2 * 0.7 / 3 * sgd.Banded(1).max_error(3)
+
+
 @pytest.mark.parametrize("listed", [False, True], ids=["tensors", "data set"])
 def test_lots_move_to_the_model(device, listed):
     model, data = mlp(), examples(FEATURES)
