@@ -123,16 +123,18 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         """Everything is ready: charge, and draw."""
         if self._trainer is None:
             raise OutOfOrder("lots: want them given to Trainer.fit, with this strategy")
-        module, keeps = self.lightning_module, self._checkpoint is not None
-        _, _, lots = start(
-            module, self.optimizers[0], self._dataset, self.plan, self.account,
-            watch=False, collate=self._collate, workers=self._workers, memory=self._memory,
-            checkpoint=Checkpoint(self._checkpoint, every=self.plan.steps + 1) if self._checkpoint else None,
-            bound={"loss": type(module).training_step}, purpose="DP-SGD by PrivateStrategy",
-            by="terrine.integrations.lightning",
-        )  # fmt: skip
+        module, path = self.lightning_module, self._checkpoint
+        assert self._log is not None
+        with self._log.removed():  # which is no part of the model that a checkpoint is bound to
+            _, _, lots = start(
+                module, self.optimizers[0], self._dataset, self.plan, self.account,
+                watch=False, collate=self._collate, workers=self._workers, memory=self._memory,
+                checkpoint=None if path is None else Checkpoint(path, every=self.plan.steps + 1),
+                bound={"loss": type(module).training_step}, purpose="DP-SGD by PrivateStrategy",
+                by="terrine.integrations.lightning",
+            )  # fmt: skip
         taken, counted = lots.run.step.taken, self._trainer.global_step
-        if keeps and taken != counted:
+        if path is not None and taken != counted:
             raise InvalidArgument(
                 f"ckpt_path: a checkpoint of step {counted}, and the private run was saved at {taken}; want that of "
                 f"step {taken}"
@@ -223,6 +225,15 @@ class _Log:
     def remove(self) -> None:
         """Give the module its own back."""
         vars(self._module).pop("log", None)
+
+    @contextmanager
+    def removed(self) -> Iterator[None]:
+        """Within, the module has its own."""
+        self.remove()
+        try:
+            yield
+        finally:
+            self._module.log = self
 
 
 class _Epsilon(Callback):  # type: ignore[misc]
