@@ -13,6 +13,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from terrine.errors import MissingExtra
+
+try:
+    import accelerate  # noqa: F401
+except ImportError as error:
+    raise MissingExtra("accelerate", extra="huggingface") from error
+
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn

@@ -17,6 +17,15 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+
+from terrine.errors import MissingExtra
+
+try:
+    import accelerate  # noqa: F401
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise MissingExtra("transformers or accelerate", extra="huggingface") from error
+
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
@@ -77,7 +86,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         if length is None:
             checked_collator(given if given is not None else self.data_collator)
         self._collate = Collating.of(self, length)
-        self._loss = loops.Loss(self.model, self._alone)
+        given_loss = self.compute_loss_func
+        self._loss = loops.Loss(self.model, self._alone, (self, given_loss, getattr(given_loss, "__self__", None)))
+        self._inside = False  # a lot, where what is logged is an example's
         self._loader: loops.Epochs | None = None
         self._resumes = False
         self.add_callback(_Privacy(self))
@@ -98,7 +109,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
-        loops.add_clipped(self._loader.lots, self._loss, inputs.opened(), self._memory)
+        self._inside = True
+        try:
+            loops.add_clipped(self._loader.lots, self._loss, inputs.opened(), self._memory)
+        finally:
+            self._inside = False
         return loops.withheld(self.args.device)
 
     def _alone(self, batch: Mapping[str, Any]) -> Tensor:
@@ -140,12 +155,14 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def hyperparameter_search(self, *_args: Any, **_others: Any) -> Any:
         """Refused: the best of ten runs has spent ten plans."""
         raise InvalidArgument(
-            "hyperparameter_search: every trial is a run on the private data; want terrine.sgd's RandomStopping, or "
+            "hyperparameter_search: every trial is a run on the private data; want terrine.events.RandomStopping, or "
             "public data"
         )
 
     def log(self, logs: dict[str, float], *args: Any, **others: Any) -> None:
-        """Log what is public, and the epsilon so far."""
+        """Log what is public, and the epsilon so far; nothing of what a loss logs of its examples."""
+        if self._inside:
+            return
         public = {name: value for name, value in logs.items() if not _is_private(name)}
         if self._loader is not None and self._loader.lots is not None:
             public["epsilon"] = self._loader.lots.epsilon
@@ -250,7 +267,8 @@ def _is_of_mappings(dataset: Any) -> bool:
 
 
 def _refuse_private(train: Any, data: Any) -> None:
-    if any(one is train for one in (data.values() if isinstance(data, Mapping) else [data])):
+    several = data.values() if isinstance(data, Mapping) else [data]
+    if any(one is train or getattr(one, "dataset", None) is train for one in several):
         raise InvalidArgument(
             "eval_dataset is train_dataset: its numbers are private and no plan pays for them; want public data, or "
             "terrine.sgd.Trainer(validation=Budgeted(...))"

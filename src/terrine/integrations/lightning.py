@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from terrine.errors import MissingExtra
+
+try:
+    import lightning  # noqa: F401
+except ImportError as error:
+    raise MissingExtra("lightning", extra="lightning") from error
+
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -308,7 +317,11 @@ def _flags(trainer: Trainer, plan: Plan, precision: Any) -> list[str]:
 
 def _hooks(trainer: Trainer, module: LightningModule) -> list[str]:
     """Hooks that could mix examples before the model sees them, or that would never be called."""
-    wrong = []
+    wrong = [
+        f"{type(one).__name__}: tries lots, or puts several into one step; want settings found on public data"
+        for one in trainer.callbacks
+        if isinstance(one, LearningRateFinder | BatchSizeFinder | GradientAccumulationScheduler)
+    ]
     if not module.automatic_optimization:
         wrong.append("automatic_optimization=False: a module that steps by itself; want automatic optimisation")
     for holder in (module, trainer.datamodule):

@@ -8,13 +8,14 @@ between the three is public, or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from terrine.errors import OutOfOrder
+from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import Lots
@@ -24,15 +25,19 @@ from terrine.sgd.views import clipped_views
 class SealedLot(dict[str, Any]):
     """A lot on its way through another library's loop, which sees a dictionary without entries."""
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, epochs: Epochs) -> None:
         super().__init__()
-        self._batch = batch
+        self._batch, self._epochs = batch, epochs
 
     def opened(self) -> Any:
-        """The lot itself, once."""
-        batch, self._batch = self._batch, None
-        if batch is None:
-            raise OutOfOrder("the lot was used already: want one training step for each")
+        """The lot itself: once, and only while it is the one that waits for its step.
+
+        Raises:
+            OutOfOrder: it was used, or the loop has gone on to another: two lots in one step could hold one example.
+        """
+        if self._epochs.out is not self:
+            raise OutOfOrder("the lot was used already, or another one is out: want one training step for each lot")
+        self._epochs.out, batch, self._batch = None, self._batch, None
         return batch
 
 
@@ -45,6 +50,7 @@ class Epochs:
     def __init__(self, begin: Callable[[], Lots], plan: Plan) -> None:
         self._begin, self._per_epoch = begin, min(steps_per_epoch(plan), plan.steps)
         self.lots: Lots | None = None
+        self.out: SealedLot | None = None  # that waits for its step
         self._each: Iterator[Any] = iter(())
 
     def __len__(self) -> int:
@@ -55,10 +61,11 @@ class Epochs:
             self.lots = self._begin()
             self._each = iter(self.lots)
         step = self.lots.run.step
-        for _ in range(self._per_epoch - step.taken % self._per_epoch):
-            if step.taken >= step.limit:
-                return
-            yield SealedLot(next(self._each))
+        if step.taken >= step.limit:
+            raise OutOfOrder(f"lots: all {step.limit} steps of the plan are taken; want no further epoch")
+        for _ in range(min(self._per_epoch - step.taken % self._per_epoch, step.limit - step.taken)):
+            self.out = SealedLot(next(self._each), self)
+            yield self.out
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the private run keeps where it is itself."""
@@ -82,22 +89,55 @@ def steps_per_epoch(plan: Plan) -> int:
 
 
 class Loss(nn.Module):
-    """A model whose output for a lot is the loss that `loss` computes with it."""
+    """A model whose output for a lot is the loss that `loss` computes with it.
 
-    def __init__(self, model: nn.Module, loss: Callable[[Any], Tensor]) -> None:
+    Raises:
+        InvalidArgument: an attribute of one of the `keepers` has changed: it could carry one example to the next.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any], Tensor], keepers: Sequence[Any] = ()) -> None:
         super().__init__()
         self.model = model
-        self._loss = loss
+        self._loss, self._keepers = loss, [one for one in keepers if hasattr(one, "__dict__")]
 
     def forward(self, batch: Any) -> Tensor:
-        return self._loss(batch)
+        before = [_marks(one) for one in self._keepers]
+        found = self._loss(batch)
+        for keeper, marks in zip(self._keepers, before, strict=True):
+            if changed := sorted(name for name, mark in _marks(keeper).items() if marks.get(name) != mark):
+                raise InvalidArgument(
+                    f"the loss changes {changed[0]} of {type(keeper).__name__}, by which an example could reach "
+                    "another; want a loss that keeps nothing"
+                )
+        return found
+
+
+def _marks(keeper: Any) -> dict[str, tuple[int, int, int]]:
+    """By which an attribute that was replaced, added to or written into is known."""
+    return {
+        name: (
+            id(value),
+            len(value) if isinstance(value, list | dict | set) else 0,
+            value._version if isinstance(value, Tensor) else 0,
+        )
+        for name, value in vars(keeper).items()
+    }
 
 
 def add_clipped(lots: Lots, loss: Loss, batch: Any, memory: float | None) -> None:
-    """Add a lot's clipped gradients to the step, each of the loss of a lot of this example alone."""
+    """Add a lot's clipped gradients to the step, each of the loss of a lot of this example alone.
+
+    Raises:
+        InvalidArgument: the lot holds something else than tensors, which every example would see all of.
+    """
+    leaves = pytree.tree_leaves(batch)
+    if strange := sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor | None)}):
+        raise InvalidArgument(
+            f"a lot of tensors and {', '.join(strange)}: every example would see those of all; want tensors alone"
+        )
     rows = tensors((batch,))
     if not rows:
-        raise OutOfOrder("a lot without tensors: want a collate function that makes some")
+        raise InvalidArgument("a lot without tensors: want a collate function that makes some")
     if len(rows[0]):
         step = lots.run.step
         step.add(clipped_views(loss, _itself, (batch,), rows[0], clip=step.rule, memory=memory))
