@@ -1,4 +1,4 @@
-"""One of two processes that train one model, through accelerate or transformers, or that shard one: run by the tests."""
+"""One of two processes that train or shard one model, through accelerate or transformers: run by the tests."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""accelerate's prepare in the order that works, the other refused; two real processes equal to one; sharding refused."""
+"""accelerate's prepare in the order that works, the other refused; two processes equal to one; sharding refused."""
 
 import multiprocessing
 import runpy
@@ -14,12 +14,12 @@ from terrine.errors import InvalidArgument
 
 pytest.importorskip("accelerate")
 
-from accelerate import Accelerator  # noqa: E402
-from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from terrine.integrations.accelerate import prepare  # noqa: E402
+from terrine.integrations.accelerate import prepare
 
-from . import distributed_run  # noqa: E402
+from . import distributed_run
 
 PROCESSES = multiprocessing.get_context("spawn")
 

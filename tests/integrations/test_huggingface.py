@@ -132,7 +132,7 @@ def test_a_step_is_the_clipped_sum_of_every_examples_own_loss(name, tmp_path):
     found = trainer(tmp_path, model, kind=Peeking, data=data, run=plan(steps=1, lot=12))
     before = {name: one.detach().clone() for name, one in model.named_parameters()}
     found.train()
-    (batch, sums), = found.peeked
+    ((batch, sums),) = found.peeked
     after = {name: one.detach().clone() for name, one in model.named_parameters()}
     model.load_state_dict({**model.state_dict(), **before}, strict=False)
     expected = loop(model, batch, 0.3, own_loss)
@@ -159,12 +159,10 @@ def test_no_examples_loss_is_divided_by_anothers_tokens(tmp_path):
 
 
 def test_label_smoothing_and_neftune_are_each_examples_own(tmp_path):
-    found = trainer(
-        tmp_path, gpt2().double(), kind=Peeking, run=plan(steps=1, lot=12), label_smoothing_factor=0.1
-    )
+    found = trainer(tmp_path, gpt2().double(), kind=Peeking, run=plan(steps=1, lot=12), label_smoothing_factor=0.1)
     before = {name: one.detach().clone() for name, one in found.model.named_parameters()}
     found.train()
-    (batch, sums), = found.peeked
+    ((batch, sums),) = found.peeked
     found.model.load_state_dict({**found.model.state_dict(), **before}, strict=False)
     smoothed = lambda model, one: found.compute_loss(model, dict(one))  # noqa: E731
     for key, value in loop(found.model, batch, 0.3, smoothed).items():
@@ -216,9 +214,7 @@ def test_a_run_that_is_refused_trains_nothing(tmp_path):
 
 def test_logs_hold_epsilon_and_nothing_private(tmp_path):
     evaluated = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 3
-    found = trainer(
-        tmp_path, logging_steps=1, eval_strategy="epoch", eval_dataset=evaluated, save_strategy="epoch"
-    )
+    found = trainer(tmp_path, logging_steps=1, eval_strategy="epoch", eval_dataset=evaluated, save_strategy="epoch")
     output = found.train()
     history = found.state.log_history
     assert [one["epsilon"] for one in history if "learning_rate" in one] == [
@@ -283,7 +279,7 @@ def _with_key(found, key):
 def test_resuming_from_another_step_or_without_the_run_is_refused(tmp_path):
     given = {"save_strategy": "steps", "save_steps": 2}
     trainer(tmp_path, callbacks=[Stop(4)], **given).train()
-    with pytest.raises(InvalidArgument, match="checkpoint of step 2|folder of step 2.*want checkpoint-4"):
+    with pytest.raises(InvalidArgument, match=r"folder of step 2.*want checkpoint-4"):
         trainer(tmp_path, **given).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     with pytest.raises(OutOfOrder, match="unfinished private run"):
         trainer(tmp_path, **given).train()
@@ -353,8 +349,8 @@ def test_an_unknown_argument_is_refused(tmp_path):
     class Later(TrainingArguments):
         share_gradients: bool = False
 
+    args = Later(output_dir=str(tmp_path), use_cpu=True, share_gradients=True)
     with pytest.raises(InvalidArgument, match="share_gradients=True: not known"):
-        args = Later(output_dir=str(tmp_path), use_cpu=True, share_gradients=True)
         PrivateTrainer(gpt2(), args, train_dataset=texts(), plan=plan())
 
 
@@ -372,10 +368,8 @@ def test_collators_that_pad_to_the_longest_are_refused_before_the_charge(tmp_pat
         def pad(self, *_args, **_others):
             raise AssertionError
 
-    with pytest.raises(InvalidArgument, match="DataCollatorWithPadding.*want length="):
-        trainer(
-            tmp_path, data_collator=transformers.DataCollatorWithPadding(Tokens()), length=None, account=account
-        )
+    with pytest.raises(InvalidArgument, match=r"DataCollatorWithPadding.*want length="):
+        trainer(tmp_path, data_collator=transformers.DataCollatorWithPadding(Tokens()), length=None, account=account)
     assert not account.charges
 
 

@@ -69,7 +69,9 @@ def trainer(strategy, folder, **others):
     return lightning.Trainer(strategy=strategy, accelerator="cpu", **(given | others))
 
 
-def fit(folder, module=None, run=None, *, loader=None, validation=None, account=None, checkpoint=None, ckpt=None, **others):
+def fit(
+    folder, module=None, run=None, *, loader=None, validation=None, account=None, checkpoint=None, ckpt=None, **others
+):
     strategy = PrivateStrategy(run or plan(), data(), account=account, checkpoint=checkpoint)
     module = module or Digits()
     found = trainer(strategy, folder, **others)
@@ -130,9 +132,7 @@ def test_a_resumed_run_ends_in_the_same_model(tmp_path):
             trainer.should_stop = trainer.global_step >= 4
 
     saving = every(dirpath=tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}")
-    _, found = fit(
-        tmp_path, Digits(0.3), run, checkpoint=kept, enable_checkpointing=True, callbacks=[saving, Stop()]
-    )
+    _, found = fit(tmp_path, Digits(0.3), run, checkpoint=kept, enable_checkpointing=True, callbacks=[saving, Stop()])
     key = found.strategy.lots.lots.run.step.key
     assert kept.with_name("run.pt.key").exists()
     with pytest.raises(InvalidArgument, match="a checkpoint of step 2, and the private run was saved at 4"):

@@ -120,7 +120,9 @@ def test_a_loss_that_carries_one_example_to_the_next_is_refused(tmp_path):
             return outputs.logits.mean() * self.mean
 
     for loss in (Seen().append, Seen().in_place):
-        with pytest.raises(InvalidArgument, match="of Seen, by which an example could reach another|a tensor that outlives it"):
+        with pytest.raises(
+            InvalidArgument, match=r"of Seen, by which an example could reach another|a tensor that outlives it"
+        ):
             hf.trainer(tmp_path, compute_loss_func=loss).train()
 
 
@@ -253,7 +255,7 @@ def test_callbacks_see_neither_lots_nor_gradients_nor_the_loss(tmp_path):
         def on_before_optimizer_step(self, trainer, module, optimizer):
             raise AssertionError
 
-    with pytest.raises(InvalidArgument, match="Gradients.on_before_optimizer_step"):
+    with pytest.raises(InvalidArgument, match=r"Gradients.on_before_optimizer_step"):
         pl.fit(tmp_path, callbacks=[Gradients()])
 
 
@@ -290,7 +292,7 @@ def test_a_module_that_carries_one_example_to_the_next_is_refused(how, tmp_path)
                 self.number += loss.item()
             return loss * (1 + self.mean + self.last + self.number)
 
-    with pytest.raises(InvalidArgument, match="Keeps|keeps|buffer|mixes examples"):
+    with pytest.raises(InvalidArgument, match=r"Keeps|keeps|buffer|mixes examples"):
         pl.fit(tmp_path, Keeps())
 
 

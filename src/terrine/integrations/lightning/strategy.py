@@ -11,36 +11,24 @@ added up. Then the optimizer steps without it, on the noisy sum. What `training_
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from terrine.errors import MissingExtra
-
-try:
-    import lightning  # noqa: F401
-except ImportError as error:
-    raise MissingExtra("lightning", extra="lightning") from error
-
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
-from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
-from torchmetrics import Metric, MetricCollection
 
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.integrations import loops
+from terrine.integrations.lightning.flags import ACCUMULATED, wrong_flags, wrong_hooks
+from terrine.integrations.lightning.logs import PublicLog, unmetered
 from terrine.sgd import Plan
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.handed_out import Withheld
 from terrine.sgd.lots import Collate
 from terrine.sgd.private import Account, Lots, start
 from terrine.sgd.training import running_epsilon
@@ -80,7 +68,7 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._trainer: Trainer | None = None
         self._loss: loops.Loss | None = None
         self._given: tuple[Any, ...] = ()  # to training_step, after the batch
-        self._log: _Log | None = None
+        self._log: PublicLog | None = None
 
     # -- before a run ----------------------------------------------------------------------------------
 
@@ -95,11 +83,15 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             assert module is not None
             if self._trainer is not None:
                 raise OutOfOrder("fit: this strategy has trained; another run costs again, want a new PrivateStrategy")
-            wrong = [*_flags(trainer, self.plan, self.precision_plugin), *_hooks(trainer, module), *self._kept(trainer)]
+            wrong = [
+                *wrong_flags(trainer, self.plan, self.precision_plugin),
+                *wrong_hooks(trainer, module),
+                *self._kept(trainer),
+            ]
             if wrong:
                 raise InvalidArgument(f"Trainer: {'; '.join(wrong)}")
             validate(module)
-            self._trainer, self._log = trainer, _Log(trainer, module)
+            self._trainer, self._log = trainer, PublicLog(trainer, module)
             self._loss = loops.Loss(module, self._alone)
             trainer.callbacks.append(_Epsilon(self))
         super().setup(trainer)
@@ -165,9 +157,9 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         if not isinstance(lot, loops.SealedLot) or self.lots.lots is None or trainer is None or self._loss is None:
             raise OutOfOrder("training_step: the batch is no lot of the plan; want fit(module, strategy.lots)")
         if trainer.accumulate_grad_batches != 1:
-            raise InvalidArgument(f"accumulate_grad_batches={trainer.accumulate_grad_batches}: want 1; {_ACCUMULATED}")
+            raise InvalidArgument(f"accumulate_grad_batches={trainer.accumulate_grad_batches}: want 1; {ACCUMULATED}")
         self._given = tuple(others)
-        with _unmetered(module):
+        with unmetered(module):
             loops.add_clipped(self.lots.lots, self._loss, lot.opened(), self._memory)
         return loops.withheld(self.root_device)
 
@@ -213,38 +205,6 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         super().teardown()
 
 
-class _Log:
-    """What stands for a module's `log` during a private run: training values are left out, with one warning."""
-
-    def __init__(self, trainer: Trainer, module: LightningModule) -> None:
-        self._trainer, self._module, self.public = trainer, module, module.log
-        self._dropped: set[str] = set()
-        module.log = self
-
-    def __call__(self, name: str, *args: Any, **others: Any) -> None:
-        if not self._trainer.training:
-            self.public(name, *args, **others)
-        elif name not in self._dropped:
-            self._dropped.add(name)
-            warnings.warn(
-                f"log({name!r}): not logged; what is computed from a lot is private and no plan pays for it",
-                stacklevel=2,
-            )
-
-    def remove(self) -> None:
-        """Give the module its own back."""
-        vars(self._module).pop("log", None)
-
-    @contextmanager
-    def removed(self) -> Iterator[None]:
-        """Within, the module has its own."""
-        self.remove()
-        try:
-            yield
-        finally:
-            self._module.log = self
-
-
 class _Epsilon(Callback):  # type: ignore[misc]
     """Logs the epsilon so far, and shows it in the progress bar."""
 
@@ -257,93 +217,6 @@ class _Epsilon(Callback):  # type: ignore[misc]
         if strategy._log is not None and strategy.lots.lots is not None:
             spent = self._spent(strategy.lots.lots.run.step.taken)
             strategy._log.public("epsilon", spent, prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
-
-
-@contextmanager
-def _unmetered(module: nn.Module) -> Iterator[None]:
-    """Within, torchmetrics of the module take nothing in and give nothing out."""
-    metrics = [one for one in module.modules() if isinstance(one, Metric | MetricCollection)]
-    before = [(one, {name: vars(one)[name] for name in _METERED if name in vars(one)}) for one in metrics]
-    try:
-        for one in metrics:
-            vars(one).update({name: _nothing for name in _METERED})
-        yield
-    finally:
-        for one, own in before:
-            for name in _METERED:
-                vars(one).pop(name, None)
-            vars(one).update(own)
-
-
-_METERED = ("forward", "update", "compute")
-
-
-def _nothing(*_: Any, **__: Any) -> Any:
-    return Withheld("a training metric")
-
-
-_ACCUMULATED = "a step is the plan's lot, taken in microbatches that fit"
-_BEFORE_THE_MODEL = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-_NEVER_CALLED = ("backward", "configure_gradient_clipping", "on_before_backward", "on_after_backward")
-_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
-
-
-def _flags(trainer: Trainer, plan: Plan, precision: Any) -> list[str]:
-    """Flags that the plan does not allow, and why."""
-    per_epoch = min(loops.steps_per_epoch(plan), plan.steps)
-    epochs = trainer.max_epochs
-    wanted = {
-        "max_steps": (trainer.max_steps, trainer.max_steps == plan.steps, f"want the plan's {plan.steps}"),
-        "max_epochs": (
-            epochs,
-            epochs in (None, -1) or epochs * per_epoch >= plan.steps,
-            f"want none, or enough for the plan's {plan.steps} steps of {per_epoch} an epoch",
-        ),
-        "accumulate_grad_batches": (
-            trainer.accumulate_grad_batches, trainer.accumulate_grad_batches == 1, f"want 1; {_ACCUMULATED}"
-        ),
-        "gradient_clip_val": (
-            trainer.gradient_clip_val, not trainer.gradient_clip_val, "want none; the plan clips each example's"
-        ),
-        "precision": (type(precision).__name__, type(precision) is Precision, "want 32-true"),
-        "limit_train_batches": (
-            trainer.limit_train_batches, trainer.limit_train_batches == 1.0, "want 1.0; the plan counts its lots"
-        ),
-        "overfit_batches": (trainer.overfit_batches, not trainer.overfit_batches, "want 0; the plan draws the lots"),
-        "fast_dev_run": (trainer.fast_dev_run, not trainer.fast_dev_run, "want False, or no private data"),
-    }  # fmt: skip
-    return [f"{name}={value!r}: {why}" for name, (value, fits, why) in wanted.items() if not fits]
-
-
-def _hooks(trainer: Trainer, module: LightningModule) -> list[str]:
-    """Hooks that could mix examples before the model sees them, or that would never be called."""
-    wrong = [
-        f"{type(one).__name__}: tries lots, or puts several into one step; want settings found on public data"
-        for one in trainer.callbacks
-        if isinstance(one, LearningRateFinder | BatchSizeFinder | GradientAccumulationScheduler)
-    ]
-    if not module.automatic_optimization:
-        wrong.append("automatic_optimization=False: a module that steps by itself; want automatic optimisation")
-    for holder in (module, trainer.datamodule):
-        for name in _BEFORE_THE_MODEL:
-            if holder is not None and _is_own(holder, name):
-                why = "sees a whole lot, and could mix its examples; want that in training_step, or in the data set"
-                wrong.append(f"{type(holder).__name__}.{name}: {why}")
-    wrong += [f"{type(module).__name__}.{name}: {_UNCALLED}" for name in _NEVER_CALLED if _is_own(module, name)]
-    for holder in (module, *trainer.callbacks):
-        for name in _HOOKS[2:] if holder is module else _HOOKS:
-            if _is_own(holder, name):
-                wrong.append(f"{type(holder).__name__}.{name}: {_UNCALLED}")
-    return wrong
-
-
-_UNCALLED = "would look at gradients before the noise, and is not called in a private run; want none"
-
-
-def _is_own(holder: Any, name: str) -> bool:
-    """Whether somebody has written this hook: it is not the library's own."""
-    found = getattr(type(holder), name, None)
-    return found is not None and not str(getattr(found, "__module__", "")).startswith("lightning.")
 
 
 __all__ = ["PrivateStrategy"]

@@ -72,7 +72,11 @@ def _to_length(example: Mapping[str, Any], length: int, pad: int) -> dict[str, A
     size, found = len(example["input_ids"]), dict(example)
     found.setdefault("attention_mask", [1] * size)
     for name, one in found.items():
-        if not isinstance(one, Sequence | Tensor) or isinstance(one, str) or (isinstance(one, Tensor) and not one.dim()):
+        if (
+            not isinstance(one, Sequence | Tensor)
+            or isinstance(one, str)
+            or (isinstance(one, Tensor) and not one.dim())
+        ):
             continue
         if name not in _PADS and name != "input_ids":
             raise InvalidArgument(f"length: nobody knows how to pad {name}; want data of one length, and no length=")

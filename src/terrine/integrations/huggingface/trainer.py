@@ -17,23 +17,14 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-
-from terrine.errors import MissingExtra
-
-try:
-    import accelerate  # noqa: F401
-    import transformers  # noqa: F401
-except ImportError as error:
-    raise MissingExtra("transformers or accelerate", extra="huggingface") from error
-
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.integrations import loops
-from terrine.integrations.huggingface_arguments import settled
-from terrine.integrations.huggingface_collating import Collating, checked_collator
+from terrine.integrations.huggingface.arguments import settled
+from terrine.integrations.huggingface.collating import Collating, checked_collator
 from terrine.sgd import Plan
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.private import Account, Lots, start
@@ -50,7 +41,7 @@ _PRIVATE_PREFIX = "train_"
 class PrivateTrainer(Trainer):  # type: ignore[misc]
     """A `transformers.Trainer` that trains by a plan.
 
-    `length` pads and cuts every training text to a public length, so that lots of any texts have one shape. `memory` is
+    `length` pads and cuts every text to a public length, so that lots of any texts have one shape. `memory` is
     about how many bytes the activations and gradients of the examples in memory take. Further arguments are the
     Trainer's own.
 
@@ -59,6 +50,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     Raises:
         InvalidArgument: an argument contradicts the plan, or what it asks for is not known to keep examples apart.
     """
+
+    data_collator: Any
 
     def __init__(
         self,
@@ -81,15 +74,16 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         validate(model)
         self.plan, self.account = plan, account
         self._memory = None if memory is None else check.positive("memory", memory)
-        given = others.get("data_collator")
         super().__init__(model, settled(args, plan), train_dataset=train_dataset, **others)
         if length is None:
-            checked_collator(given if given is not None else self.data_collator)
+            checked_collator(self.data_collator)
         self._collate = Collating.of(self, length)
+        if length is not None:
+            self.data_collator = self._collate  # for evaluation as well
         given_loss = self.compute_loss_func
         self._loss = loops.Loss(self.model, self._alone, (self, given_loss, getattr(given_loss, "__self__", None)))
         self._inside = False  # a lot, where what is logged is an example's
-        self._loader: loops.Epochs | None = None
+        self._loader: loops.Epochs | None = None  # from train() on
         self._resumes = False
         self.add_callback(_Privacy(self))
 
@@ -104,6 +98,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Clip and add up a lot's gradients; the optimizer's step will release them. The loss is withheld."""
+        del num_items_in_batch  # of the whole lot, which is other people's
         if self._loader is None or self._loader.lots is None or not isinstance(inputs, loops.SealedLot):
             raise OutOfOrder("training_step: the batch is no lot of the plan; want train(), with this trainer's loader")
         model.train()
@@ -144,12 +139,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         try:
             found = super().train(resume_from_checkpoint=resume_from_checkpoint, **others)
         finally:
-            if self._loader is not None:
-                self._loader.end()
-        assert self._loader is not None
-        assert self._loader.lots is not None
+            taken = self._end()
         public = {name: value for name, value in found.metrics.items() if not _is_private(name)}
-        public |= {"epsilon": self.plan.epsilon_after(self._loader.lots.run.step.taken), "delta": self.plan.delta}
+        public |= {"epsilon": self.plan.epsilon_after(taken), "delta": self.plan.delta}
         return TrainOutput(found.global_step, float("nan"), public)
 
     def hyperparameter_search(self, *_args: Any, **_others: Any) -> Any:
@@ -208,7 +200,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def _begin(self) -> Lots:
         """Everything is ready: charge, and draw."""
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # without what accelerate puts around it
+        optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # without what accelerate puts around it
         keeps = self._resumes or str(self.args.save_strategy).rpartition(".")[2].lower() != "no"
         _, _, lots = start(
             self.model, optimizer, self.train_dataset, self.plan, self.account,
@@ -224,6 +216,13 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 f"{lots.run.step.taken}; want checkpoint-{lots.run.step.taken}"
             )
         return lots
+
+    def _end(self) -> int:
+        """End the run; how many steps it has taken."""
+        if self._loader is None or self._loader.lots is None:
+            return 0
+        self._loader.end()
+        return self._loader.lots.run.step.taken
 
     def _bound(self) -> dict[str, Any]:
         """What decides gradients beside model, optimizer, plan and data."""

@@ -17,30 +17,32 @@ from terrine.errors import InvalidArgument
 from terrine.integrations.loops import steps_per_epoch
 from terrine.sgd import Plan
 
-_FREE = frozenset(
-    # what is done with noisy gradients
-    "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio optim_args weight_decay adam_beta1 "
-    "adam_beta2 adam_epsilon "
-    # what is done with an example alone
-    "label_smoothing_factor gradient_checkpointing gradient_checkpointing_kwargs use_cache neftune_noise_alpha tf32 "
-    "remove_unused_columns label_names "
-    # reading, where and in how many processes
-    "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor "
-    "dataloader_multiprocessing_context dataloader_in_order use_cpu no_cuda ddp_backend ddp_timeout "
-    "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers local_rank seed data_seed full_determinism "
-    "average_tokens_across_devices "
-    # logs, which are public; evaluation
-    "output_dir overwrite_output_dir logging_dir logging_strategy logging_steps logging_first_step log_on_each_node "
-    "logging_nan_inf_filter log_level log_level_replica disable_tqdm report_to run_name project trackio_space_id "
-    "trackio_bucket_id trackio_static_space_id eval_strategy eval_steps eval_delay eval_on_start "
-    "per_device_eval_batch_size prediction_loss_only eval_do_concat_batches eval_use_gather_object "
-    "eval_accumulation_steps include_for_metrics batch_eval_metrics load_best_model_at_end metric_for_best_model "
-    "greater_is_better do_train do_eval do_predict "
-    # checkpoints, of which the private run keeps its own
-    "save_strategy save_steps save_total_limit save_on_each_node save_only_model save_safetensors ignore_data_skip "
-    "restore_callback_states_from_checkpoint resume_from_checkpoint "
-    "hub_token hub_private_repo hub_model_id hub_always_push hub_revision".split()
-)
+_AFTER_THE_NOISE = """
+    learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio optim_args weight_decay adam_beta1
+    adam_beta2 adam_epsilon"""
+_ON_ONE_EXAMPLE = """
+    label_smoothing_factor gradient_checkpointing gradient_checkpointing_kwargs use_cache neftune_noise_alpha tf32
+    remove_unused_columns label_names"""
+_READING = """
+    dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
+    dataloader_multiprocessing_context dataloader_in_order use_cpu no_cuda local_rank seed data_seed full_determinism
+    ddp_backend ddp_timeout ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers
+    average_tokens_across_devices"""
+_LOGS = """
+    output_dir overwrite_output_dir logging_dir logging_strategy logging_steps logging_first_step log_on_each_node
+    logging_nan_inf_filter log_level log_level_replica disable_tqdm report_to run_name project trackio_space_id
+    trackio_bucket_id trackio_static_space_id"""
+_EVALUATION = """
+    eval_strategy eval_steps eval_delay eval_on_start per_device_eval_batch_size prediction_loss_only
+    eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics
+    load_best_model_at_end metric_for_best_model greater_is_better do_train do_eval do_predict"""
+_CHECKPOINTS = """
+    save_strategy save_steps save_total_limit save_on_each_node save_only_model save_safetensors ignore_data_skip
+    restore_callback_states_from_checkpoint resume_from_checkpoint hub_token hub_private_repo hub_model_id
+    hub_always_push hub_revision"""
+_FREE = frozenset((_AFTER_THE_NOISE + _ON_ONE_EXAMPLE + _READING + _LOGS + _EVALUATION + _CHECKPOINTS).split())
+_CHECKED = "max_steps num_train_epochs per_device_train_batch_size max_grad_norm optim push_to_hub hub_strategy"
+_PLANNED = frozenset(_CHECKED.split())
 
 _WHY = {
     "gradient_accumulation_steps": "a step is the plan's lot, taken in microbatches that fit; want 1, and memory=",
@@ -84,12 +86,6 @@ def settled(args: TrainingArguments, plan: Plan) -> TrainingArguments:
     own.ignore_data_skip = True  # the private run knows where it was
     own.save_only_model = True  # and keeps the optimizer and the schedule
     return own
-
-
-_PLANNED = frozenset(
-    ("max_steps", "num_train_epochs", "per_device_train_batch_size", "max_grad_norm", "optim", "push_to_hub")
-    + ("hub_strategy",)
-)
 
 
 def _standard(args: TrainingArguments) -> TrainingArguments:
