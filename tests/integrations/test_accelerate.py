@@ -21,7 +21,8 @@ from terrine.integrations.accelerate import prepare
 
 from . import distributed_run
 
-PROCESSES = multiprocessing.get_context("spawn")
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["torch", "terrine.sgd"])
 
 
 @pytest.fixture(autouse=True)

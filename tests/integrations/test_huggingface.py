@@ -1,6 +1,9 @@
 """PrivateTrainer: the plan's lots, losses of one example, checkpoints that go on, and logs that are public."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -296,6 +299,31 @@ def test_a_folder_of_a_finished_run_can_be_used_again(tmp_path, account):
     for _ in range(2):
         trainer(tmp_path, save_strategy="steps", save_steps=3, account=account).train()
     assert len(account.charges) == 2
+
+
+def test_a_killed_run_goes_on_in_another_process(tmp_path):
+    """Killed two steps after a checkpoint: those are repeated, with the noise and the gradients that they had."""
+    program = Path(__file__).with_name("killed_trainer.py")
+
+    def run(folder, *given):
+        command = [sys.executable, str(program), str(tmp_path / folder), *given]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run("whole").returncode == 0
+    assert run("cut", "kill").returncode == 9
+    resumed = run("cut", "resume")
+    assert resumed.returncode == 0, resumed.stderr
+    whole, cut = (torch.load(tmp_path / name / "model.pt") for name in ("whole", "cut"))
+    assert all(torch.equal(one, cut[name]) for name, one in whole.items())
+
+
+@pytest.mark.parametrize("rule", [sgd.Adaptive(quantile=0.5), sgd.Automatic(1.0), "per layer"], ids=str)
+def test_other_clipping_rules(rule, tmp_path):
+    model = bert()
+    data = [{"input_ids": one["input_ids"], "label": index % 3} for index, one in enumerate(texts())]
+    if rule == "per layer":
+        rule = sgd.PerLayer({name: 0.1 for name, _ in model.named_parameters()})
+    assert trainer(tmp_path, model, data=data, run=plan(clip=rule, steps=3)).train().global_step == 3
 
 
 REFUSED = {

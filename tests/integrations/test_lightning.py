@@ -144,6 +144,9 @@ def test_a_resumed_run_ends_in_the_same_model(tmp_path):
     assert again.global_step == 7
     assert not kept.with_name("run.pt.key").exists()
 
+    with pytest.raises(InvalidArgument, match="holds a finished run: want another path"):
+        fit(tmp_path, Digits(0.3), run, checkpoint=kept)
+
     strategy, whole = PrivateStrategy(run, data(), checkpoint=tmp_path / "whole.pt"), Digits(0.3)
     begin = strategy.lots._begin
 

@@ -42,8 +42,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     """A `transformers.Trainer` that trains by a plan.
 
     `length` pads and cuts every text to a public length, so that lots of any texts have one shape. `memory` is
-    about how many bytes the activations and gradients of the examples in memory take. Further arguments are the
-    Trainer's own.
+    about how many bytes the activations and gradients of the examples in memory take. `purpose` and `by` are what the
+    account notes. Further arguments are the Trainer's own.
 
     Guarantee: `train` costs at most `plan.event`, which the account is charged for before the first lot is drawn.
 
@@ -63,6 +63,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         account: Account | None = None,
         length: int | None = None,
         memory: float | None = None,
+        purpose: str = "DP-SGD",
+        by: str = "terrine.integrations.huggingface",
         **others: Any,
     ) -> None:
         if others.get("model_init") is not None:
@@ -72,7 +74,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         if isinstance(train_dataset, TensorDataset | tuple | list) and not _is_of_mappings(train_dataset):
             raise InvalidArgument("train_dataset: want examples that are dictionaries, as a model takes them")
         validate(model)
-        self.plan, self.account = plan, account
+        self.plan, self.account, self._purpose, self._by = plan, account, purpose, by
         self._memory = None if memory is None else check.positive("memory", memory)
         super().__init__(model, settled(args, plan), train_dataset=train_dataset, **others)
         if length is None:
@@ -196,7 +198,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 f"{self._path}: an unfinished private run; want resume_from_checkpoint=True, or another output_dir, "
                 "where a fresh run has to be paid for"
             )
-        self._path.unlink()  # of a run that is over
+        self._path.unlink(missing_ok=True)  # of a run that is over
 
     def _begin(self) -> Lots:
         """Everything is ready: charge, and draw."""
@@ -206,7 +208,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             self.model, optimizer, self.train_dataset, self.plan, self.account,
             watch=False, collate=self._collate, workers=self.args.dataloader_num_workers, memory=self._memory,
             checkpoint=Checkpoint(self._path, every=self.plan.steps + 1) if keeps else None, bound=self._bound(),
-            purpose="DP-SGD by PrivateTrainer", by="terrine.integrations.huggingface",
+            purpose=self._purpose, by=self._by,
         )  # fmt: skip
         if keeps:
             lots.keep(schedule=self.lr_scheduler)

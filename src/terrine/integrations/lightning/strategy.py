@@ -58,9 +58,11 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         memory: float | None = None,
         checkpoint: str | Path | None = None,
         device: str | torch.device = "cpu",
+        purpose: str = "DP-SGD",
+        by: str = "terrine.integrations.lightning",
     ) -> None:
         super().__init__(device=device)
-        self.plan, self.account = plan, account
+        self.plan, self.account, self._purpose, self._by = plan, account, purpose, by
         self._dataset, self._collate, self._workers = train_dataset, collate, workers
         self._memory = None if memory is None else check.positive("memory", memory)
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
@@ -105,9 +107,9 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             missing = "no checkpoint= was given" if path is None else f"{path} is missing"
             return [f"ckpt_path: {missing}, which holds the noise that the run would have had; want that of the run"]
         if trainer.ckpt_path is None and path is not None and path.exists():
-            if path.with_name(path.name + ".key").exists():
-                return [f"{path} holds an unfinished run: want ckpt_path=, or another path, where a run is paid for"]
-            path.unlink()  # of a run that is over
+            unfinished = path.with_name(path.name + ".key").exists()
+            want = "an unfinished run: want ckpt_path=, or" if unfinished else "a finished run: want"
+            return [f"checkpoint={str(path)!r} holds {want} another path, where a run is paid for"]
         return []
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -131,8 +133,7 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 module, self.optimizers[0], self._dataset, self.plan, self.account,
                 watch=False, collate=self._collate, workers=self._workers, memory=self._memory,
                 checkpoint=None if path is None else Checkpoint(path, every=self.plan.steps + 1),
-                bound={"loss": type(module).training_step}, purpose="DP-SGD by PrivateStrategy",
-                by="terrine.integrations.lightning",
+                bound={"loss": type(module).training_step}, purpose=self._purpose, by=self._by,
             )  # fmt: skip
         taken, counted = lots.run.step.taken, self._trainer.global_step
         if path is not None and taken != counted:
