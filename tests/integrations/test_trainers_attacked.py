@@ -207,6 +207,43 @@ def test_a_model_that_mixes_examples_gives_each_alone(tmp_path):
         hf.trainer(tmp_path, Mixing()).train()
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("ACCELERATE_MIXED_PRECISION", "bf16", "mixed_precision"),
+        ("ACCELERATE_DYNAMO_BACKEND", "EAGER", "dynamo_backend"),
+    ],
+)
+def test_what_accelerate_launch_asks_for_is_refused_too(variable, value, named, tmp_path, monkeypatch, account):
+    """Environment variables reach the accelerator past every argument."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    def fresh():
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()
+
+    fresh()
+    monkeypatch.setenv(variable, value)
+    try:
+        found = hf.trainer(tmp_path, account=account)
+    except InvalidArgument as error:
+        assert named in str(error)
+        assert not account.charges
+    else:  # this version of transformers does not listen
+        assert found.accelerator.mixed_precision == "no"
+        assert found.accelerator.state.dynamo_plugin.backend.value == "NO"
+    finally:
+        monkeypatch.undo()
+        fresh()
+
+
+def test_a_model_on_several_devices_is_refused(tmp_path):
+    model = hf.gpt2()
+    model.hf_device_map = {"transformer": "cuda:0", "lm_head": "cuda:1"}
+    with pytest.raises(InvalidArgument, match="hf_device_map"):
+        hf.trainer(tmp_path, model)
+
+
 # -- Lightning -----------------------------------------------------------------------------------------
 
 
@@ -304,6 +341,21 @@ def test_texts_beside_tensors_are_refused_in_a_module_too(tmp_path):
     strategy = PrivateStrategy(pl.plan(), Named(*pl.data()))
     with pytest.raises(InvalidArgument, match="every example would see those of all"):
         pl.trainer(strategy, tmp_path).fit(pl.Digits(), strategy.lots)
+
+
+def test_validating_on_the_training_data_is_refused(tmp_path, account):
+    data = TensorDataset(*pl.data())
+    strategy = PrivateStrategy(pl.plan(), data, account=account)
+    with pytest.raises(InvalidArgument, match="val_dataloaders: the training data"):
+        pl.trainer(strategy, tmp_path).fit(pl.Digits(), strategy.lots, DataLoader(data, batch_size=8))
+    assert not account.charges
+
+
+def test_a_compiled_module_is_refused(tmp_path, account):
+    strategy = PrivateStrategy(pl.plan(), pl.data(), account=account)
+    with pytest.raises(InvalidArgument, match=r"compile"):
+        pl.trainer(strategy, tmp_path).fit(torch.compile(pl.Digits(), backend="eager"), strategy.lots)
+    assert not account.charges
 
 
 def test_lots_outside_a_fit_are_refused(account):

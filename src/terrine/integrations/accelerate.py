@@ -47,8 +47,7 @@ def prepare(
     Raises:
         InvalidArgument: the accelerator would accumulate, scale, compile or shard what the plan has to clip.
     """
-    if wrong := _faults(accelerator):
-        raise InvalidArgument(f"Accelerator: {'; '.join(wrong)}")
+    check_accelerator(accelerator)
     others.setdefault("device", accelerator.device)
     model, optimizer, lots = make_private(model, optimizer, dataset, plan, account, **others)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -57,8 +56,12 @@ def prepare(
     return model, optimizer, lots
 
 
-def _faults(accelerator: Accelerator) -> list[str]:
-    """What is wrong with an accelerator."""
+def check_accelerator(accelerator: Accelerator) -> None:
+    """Refuse an accelerator that stands between a lot and its step, as by arguments or `accelerate launch`.
+
+    Raises:
+        InvalidArgument: it accumulates, scales, compiles or shards.
+    """
     found = []
     if accelerator.gradient_accumulation_steps != 1:
         steps = accelerator.gradient_accumulation_steps
@@ -71,7 +74,8 @@ def _faults(accelerator: Accelerator) -> list[str]:
     plugin = getattr(accelerator.state, "dynamo_plugin", None)
     if plugin is not None and getattr(plugin.backend, "value", "NO") != "NO":
         found.append(f"dynamo_backend={plugin.backend.value}: compiling hides layers that clipping needs; want 'no'")
-    return found
+    if found:
+        raise InvalidArgument(f"Accelerator: {'; '.join(found)}")
 
 
-__all__ = ["prepare"]
+__all__ = ["check_accelerator", "prepare"]

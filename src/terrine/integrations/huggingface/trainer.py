@@ -23,6 +23,7 @@ from transformers.trainer_utils import TrainOutput
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.integrations import loops
+from terrine.integrations.accelerate import check_accelerator
 from terrine.integrations.huggingface.arguments import settled
 from terrine.integrations.huggingface.collating import Collating, checked_collator
 from terrine.sgd import Plan
@@ -77,6 +78,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self.plan, self.account, self._purpose, self._by = plan, account, purpose, by
         self._memory = None if memory is None else check.positive("memory", memory)
         super().__init__(model, settled(args, plan), train_dataset=train_dataset, **others)
+        check_accelerator(self.accelerator)
+        if self.is_model_parallel:
+            raise InvalidArgument("hf_device_map: a model on several devices; want one device for each process")
         if length is None:
             checked_collator(self.data_collator)
         self._collate = Collating.of(self, length)

@@ -51,6 +51,8 @@ def wrong_hooks(trainer: Trainer, module: LightningModule) -> list[str]:
         for one in trainer.callbacks
         if isinstance(one, LearningRateFinder | BatchSizeFinder | GradientAccumulationScheduler)
     ]
+    if "training_step" in vars(module):
+        wrong.append("training_step: replaced on the module, as by torch.compile; want the module itself")
     if not module.automatic_optimization:
         wrong.append("automatic_optimization=False: a module that steps by itself; want automatic optimisation")
     for holder in (module, trainer.datamodule):

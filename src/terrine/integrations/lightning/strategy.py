@@ -113,12 +113,16 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return []
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Refuse to train on anything but the plan's lots."""
+        """Refuse to train on anything but the plan's lots, and to validate on the data that they are drawn from."""
         training = self._trainer is not None and self._trainer.training
         if training and dataloader is not self.lots:
             raise InvalidArgument(
                 f"train_dataloaders: a {type(dataloader).__name__}; want fit(module, strategy.lots), which the plan "
                 "draws"
+            )
+        if self._trainer is not None and getattr(dataloader, "dataset", None) is self._dataset:
+            raise InvalidArgument(
+                "val_dataloaders: the training data, whose numbers are private and no plan pays for; want public data"
             )
         return super().process_dataloader(dataloader)
 
