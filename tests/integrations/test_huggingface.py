@@ -389,6 +389,8 @@ def test_arguments_that_agree_with_the_plan_are_taken(tmp_path):
     )  # fmt: skip
     assert found.train().global_step == 6
     assert trainer(tmp_path, num_train_epochs=1.5).args.max_steps == 6
+    workers = trainer(tmp_path, run=plan(steps=2), dataloader_num_workers=1, optimizers=(None, None), memory=1e6)
+    assert workers.train().global_step == 2
 
 
 def test_collators_that_pad_to_the_longest_are_refused_before_the_charge(tmp_path, account):

@@ -86,8 +86,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._collate = Collating.of(self, length)
         if length is not None:
             self.data_collator = self._collate  # for evaluation as well
-        given_loss = self.compute_loss_func
-        self._loss = loops.Loss(self.model, self._alone, (self, given_loss, getattr(given_loss, "__self__", None)))
+        self._loss: loops.Loss | None = None
         self._inside = False  # a lot, where what is logged is an example's
         self._loader: loops.Epochs | None = None  # from train() on
         self._resumes = False
@@ -105,14 +104,15 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Clip and add up a lot's gradients; the optimizer's step will release them. The loss is withheld."""
         del num_items_in_batch  # of the whole lot, which is other people's
-        if self._loader is None or self._loader.lots is None or not isinstance(inputs, loops.SealedLot):
+        lots = None if self._loader is None else self._loader.lots
+        if lots is None or self._loss is None or not isinstance(inputs, loops.SealedLot):
             raise OutOfOrder("training_step: the batch is no lot of the plan; want train(), with this trainer's loader")
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         self._inside = True
         try:
-            loops.add_clipped(self._loader.lots, self._loss, inputs.opened(), self._memory)
+            loops.add_clipped(lots, self._loss, inputs.opened(), self._memory)
         finally:
             self._inside = False
         return loops.withheld(self.args.device)
@@ -206,6 +206,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def _begin(self) -> Lots:
         """Everything is ready: charge, and draw."""
+        given = self.compute_loss_func
+        self._loss = loops.Loss(self.model, self._alone, (self, given, getattr(given, "__self__", None)))
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # without what accelerate puts around it
         keeps = self._resumes or str(self.args.save_strategy).rpartition(".")[2].lower() != "no"
         _, _, lots = start(
