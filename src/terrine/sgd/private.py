@@ -261,6 +261,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgument("LBFGS looks at a lot several times a step; want a first-order optimizer such as SGD")
+    if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        raise InvalidArgument(
+            f"the optimizer is a {type(optimizer).__name__} around another: want make_private with the one inside, "
+            "before accelerator.prepare, or terrine.integrations.accelerate.prepare"
+        )
     held = {id(one) for group in optimizer.param_groups for one in group["params"]}
     named = dict(model.named_parameters())
     own = {id(one) for one in named.values()}

@@ -234,10 +234,10 @@ class Trainer:
             yield lambda _taken: None
             return
         columns = (TextColumn("DP-SGD"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[spent]}"))
-        running = _running_epsilon(self.plan, steps)
+        running = running_epsilon(self.plan, steps)
         with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
             task = bar.add_task("", total=steps, spent="")
-            yield lambda taken: bar.update(task, completed=taken, spent=running(taken))
+            yield lambda taken: bar.update(task, completed=taken, spent=epsilon_text(running(taken)))
 
 
 def affordable_steps(plan: Plan, budget: Budget) -> int:
@@ -255,17 +255,22 @@ def affordable_steps(plan: Plan, budget: Budget) -> int:
     return low
 
 
-def _running_epsilon(plan: Plan, steps: int, looks: int = 20) -> Callable[[int], str]:
-    """Epsilon so far, from above: computed at a few milestones, each shown until the next."""
-    found: dict[int, str] = {}
+def running_epsilon(plan: Plan, steps: int, looks: int = 20) -> Callable[[int], float]:
+    """Epsilon so far, from above: computed at a few milestones, each shown until the next; infinite without noise."""
+    found: dict[int, float] = {}
 
-    def spent(taken: int) -> str:
+    def spent(taken: int) -> float:
         milestone = min(-(-taken * looks // steps) * steps // looks + 1, steps)
         if milestone not in found:
-            found[milestone] = f"epsilon <= {up(plan.epsilon_after(milestone), 3)}" if plan.private else "NOT private"
+            found[milestone] = plan.epsilon_after(milestone)
         return found[milestone]
 
     return spent
 
 
-__all__ = ["Evaluation", "History", "Trainer", "affordable_steps"]
+def epsilon_text(epsilon: float) -> str:
+    """A running epsilon as a progress bar shows it."""
+    return f"epsilon <= {up(epsilon, 3)}" if math.isfinite(epsilon) else "NOT private"
+
+
+__all__ = ["Evaluation", "History", "Trainer", "affordable_steps", "epsilon_text", "running_epsilon"]

@@ -1,0 +1,18 @@
+"""transformers, made private: `PrivateTrainer`.
+
+trainer   the Trainer: lots, losses of one example, logs and checkpoints
+arguments what TrainingArguments may say under a plan
+collating texts in one shape, each padded by itself
+"""
+
+from terrine.errors import MissingExtra
+
+try:
+    import accelerate  # noqa: F401
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise MissingExtra("transformers or accelerate", extra="huggingface") from error
+
+from terrine.integrations.huggingface.trainer import PrivateTrainer
+
+__all__ = ["PrivateTrainer"]

@@ -1,0 +1,359 @@
+"""What a hostile reader did to PrivateTrainer and PrivateStrategy: ordinary arguments, callbacks and overrides."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from terrine.errors import InvalidArgument, OutOfOrder
+
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+lightning = pytest.importorskip("lightning")
+
+from transformers import TrainerCallback  # noqa: E402
+
+from terrine.integrations.huggingface import PrivateTrainer  # noqa: E402
+from terrine.integrations.lightning import PrivateStrategy  # noqa: E402
+
+from . import test_huggingface as hf  # noqa: E402
+from . import test_lightning as pl  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+# -- transformers --------------------------------------------------------------------------------------
+
+
+def test_a_callback_sees_no_gradient_before_the_noise_and_no_lot(tmp_path):
+    seen = {"before": [], "after": [], "lots": []}
+
+    class Spy(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+            seen["before"] += [one.grad for one in model.parameters()]
+
+        def on_optimizer_step(self, args, state, control, model=None, **_):
+            seen["after"] += [one.grad for one in model.parameters()]
+
+    class Batches(PrivateTrainer):
+        def get_batch_samples(self, *args):
+            found = super().get_batch_samples(*args)
+            seen["lots"] += [dict(one) for one in found[0]]
+            assert found[1] is None  # the number of tokens drawn
+            return found
+
+    hf.trainer(tmp_path, kind=Batches, callbacks=[Spy()]).train()
+    assert all(one is None for one in seen["before"])
+    assert all(one is not None for one in seen["after"])
+    assert seen["lots"] == [{}] * 6
+
+
+def test_several_lots_cannot_be_accumulated_into_one_step(tmp_path):
+    """One example may be in all of them, and would move the step by as many bounds."""
+
+    class Late(TrainerCallback):
+        def on_train_begin(self, args, state, control, **_):
+            args.gradient_accumulation_steps = 2
+
+    with pytest.raises(OutOfOrder, match="one training step for each lot"):
+        hf.trainer(tmp_path, callbacks=[Late()]).train()
+
+
+def test_a_lot_cannot_be_used_twice_in_a_step(tmp_path):
+    class Twice(PrivateTrainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            super().training_step(model, inputs)
+            return super().training_step(model, inputs)
+
+    with pytest.raises(OutOfOrder, match="used already"):
+        hf.trainer(tmp_path, kind=Twice).train()
+
+
+def test_a_training_step_of_ones_own_leaves_no_raw_gradient(tmp_path):
+    """Whatever is in the gradients is replaced by the noisy sum."""
+
+    class Raw(PrivateTrainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            found = super().training_step(model, inputs)
+            sum(one.sum() for one in model.parameters()).mul(1e6).backward()
+            return found
+
+    found = hf.trainer(tmp_path, kind=Raw, optim="sgd", run=hf.plan(steps=1))
+    before = [one.detach().clone() for one in found.model.parameters()]
+    found.train()
+    for one, was in zip(found.model.parameters(), before, strict=True):
+        assert float((one - was).abs().max()) < 1
+
+
+def test_a_step_between_lots_is_refused(tmp_path):
+    class Stepping(TrainerCallback):
+        def on_step_end(self, args, state, control, optimizer=None, **_):
+            optimizer.step()
+
+    with pytest.raises(OutOfOrder, match="no lot has been handed out"):
+        hf.trainer(tmp_path, callbacks=[Stepping()]).train()
+
+
+def test_a_loss_that_carries_one_example_to_the_next_is_refused(tmp_path):
+    class Running(PrivateTrainer):
+        running = 1.0
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss = model(**inputs).loss
+            self.running = 0.9 * self.running + 0.1 * loss.detach()
+            return loss / self.running
+
+    with pytest.raises(InvalidArgument, match="changes running of Running"):
+        hf.trainer(tmp_path, kind=Running).train()
+
+    class Seen:
+        def __init__(self):
+            self.losses, self.mean = [], torch.zeros(())
+
+        def append(self, outputs, labels, num_items_in_batch=None):
+            self.losses.append(outputs.logits.mean())
+            return sum(self.losses)
+
+        def in_place(self, outputs, labels, num_items_in_batch=None):
+            self.mean += outputs.logits.mean().detach()
+            return outputs.logits.mean() * self.mean
+
+    for loss in (Seen().append, Seen().in_place):
+        with pytest.raises(
+            InvalidArgument, match=r"of Seen, by which an example could reach another|a tensor that outlives it"
+        ):
+            hf.trainer(tmp_path, compute_loss_func=loss).train()
+
+
+def test_what_a_loss_logs_of_an_example_is_not_logged(tmp_path):
+    class Chatty(PrivateTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss = model(**inputs).loss
+            self.log({"raw": 1.0})
+            return loss
+
+    found = hf.trainer(tmp_path, kind=Chatty)
+    found.train()
+    assert not any("raw" in one for one in found.state.log_history)
+
+
+def test_evaluating_on_the_training_data_is_refused(tmp_path):
+    data = hf.texts()
+    for private in (data, {"train": data}, Subset(data, [0, 1])):
+        with pytest.raises(InvalidArgument, match="eval_dataset is train_dataset"):
+            hf.trainer(tmp_path, data=data, eval_dataset=private)
+    with pytest.raises(InvalidArgument, match="eval_dataset is train_dataset"):
+        hf.trainer(tmp_path, data=data).evaluate(data)
+
+
+def test_a_second_run_or_a_search_is_refused(tmp_path, account):
+    found = hf.trainer(tmp_path, account=account)
+    found.train()
+    with pytest.raises(OutOfOrder, match="another run costs again"):
+        found.train()
+    with pytest.raises(OutOfOrder, match="draws its lots once"):
+        found.get_train_dataloader()
+    with pytest.raises(InvalidArgument, match="hyperparameter_search"):
+        found.hyperparameter_search()
+    with pytest.raises(InvalidArgument, match="trial"):
+        hf.trainer(tmp_path).train(trial={"learning_rate": 1.0})
+    with pytest.raises(InvalidArgument, match="model_init"):
+        PrivateTrainer(
+            None, hf.arguments(tmp_path), train_dataset=hf.texts(), plan=hf.plan(), model_init=lambda: hf.gpt2()
+        )
+    assert len(account.charges) == 1
+
+
+def test_a_loader_of_the_trainers_own_cannot_train(tmp_path):
+    class Own(PrivateTrainer):
+        def get_train_dataloader(self):
+            return DataLoader(self.train_dataset, batch_size=4, collate_fn=self._collate)
+
+    with pytest.raises(OutOfOrder, match="no lot of the plan"):
+        hf.trainer(tmp_path, kind=Own).train()
+
+
+def test_texts_beside_tensors_are_refused(tmp_path):
+    """Every example would be given the texts of all."""
+
+    class Named(PrivateTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            factor = len(inputs.pop("names"))
+            return model(**inputs).loss * factor
+
+    def collate(examples):
+        made = transformers.default_data_collator([{"input_ids": one["input_ids"]} for one in examples])
+        return {**made, "labels": made["input_ids"], "names": [str(one["input_ids"]) for one in examples]}
+
+    with pytest.raises(InvalidArgument, match="every example would see those of all"):
+        hf.trainer(tmp_path, kind=Named, data_collator=collate, remove_unused_columns=False).train()
+
+
+def test_a_model_that_mixes_examples_gives_each_alone(tmp_path):
+    """A mean over the batch inside the model is that of one example, whatever the lot."""
+
+    class Mixing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.config = hf.gpt2(), hf.gpt2().config
+
+        def forward(self, input_ids=None, attention_mask=None, labels=None):
+            out = self.inner(input_ids=input_ids, attention_mask=attention_mask)
+            logits = out.logits - out.logits.mean(0, keepdim=True).detach()
+            return {"loss": functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
+
+    with pytest.raises(InvalidArgument, match="mixes examples"):
+        hf.trainer(tmp_path, Mixing()).train()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("ACCELERATE_MIXED_PRECISION", "bf16"), ("ACCELERATE_DYNAMO_BACKEND", "EAGER")]
+)
+def test_what_accelerate_launch_asks_for_is_refused_or_not_heard(variable, value, tmp_path, monkeypatch, account):
+    """Environment variables reach the accelerator past every argument."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    def fresh():
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()
+
+    fresh()
+    monkeypatch.setenv(variable, value)
+    found = None
+    with suppress(InvalidArgument):
+        found = hf.trainer(tmp_path, account=account)
+    assert found is None or getattr(found.accelerator, "mixed_precision", "no") == "no"
+    assert found is None or found.accelerator.state.dynamo_plugin.backend.value == "NO"
+    assert not account.charges
+    monkeypatch.undo()
+    fresh()
+
+
+def test_a_model_on_several_devices_is_refused(tmp_path):
+    model = hf.gpt2()
+    model.hf_device_map = {"transformer": "cuda:0", "lm_head": "cuda:1"}
+    with pytest.raises(InvalidArgument, match="hf_device_map"):
+        hf.trainer(tmp_path, model)
+
+
+# -- Lightning -----------------------------------------------------------------------------------------
+
+
+def test_lots_cannot_be_accumulated_by_a_callback(tmp_path):
+    scheduler = lightning.pytorch.callbacks.GradientAccumulationScheduler({0: 2})
+    with pytest.raises(InvalidArgument, match="GradientAccumulationScheduler"):
+        pl.fit(tmp_path, callbacks=[scheduler])
+
+    class Late(lightning.Callback):
+        def on_train_batch_start(self, trainer, *_):
+            trainer.accumulate_grad_batches = 2
+
+    with pytest.raises(InvalidArgument, match="accumulate_grad_batches=2"):
+        pl.fit(tmp_path, callbacks=[Late()])
+
+
+def test_a_learning_rate_finder_is_refused(tmp_path, account):
+    strategy = PrivateStrategy(pl.plan(), pl.data(), account=account)
+    tuner = lightning.pytorch.tuner.Tuner(pl.trainer(strategy, tmp_path))
+    module = pl.Digits()
+    module.lr = 0.1
+    with pytest.raises(InvalidArgument, match="LearningRateFinder"):
+        tuner.lr_find(module, train_dataloaders=strategy.lots)
+    assert not account.charges
+
+
+def test_callbacks_see_neither_lots_nor_gradients_nor_the_loss(tmp_path):
+    seen = []
+
+    class Spy(lightning.Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            seen.append(dict(batch))
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            seen.append(dict(batch))
+            assert outputs.keys() == {"loss"}
+            assert outputs["loss"].isnan()
+
+        def on_before_zero_grad(self, trainer, module, optimizer):
+            assert all(one.grad is None for one in module.parameters()) or trainer.global_step
+
+    pl.fit(tmp_path, callbacks=[Spy()])
+    assert seen == [{}] * 12
+
+    class Gradients(lightning.Callback):
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            raise AssertionError
+
+    with pytest.raises(InvalidArgument, match=r"Gradients.on_before_optimizer_step"):
+        pl.fit(tmp_path, callbacks=[Gradients()])
+
+
+def test_a_step_without_the_closure_adds_noise_alone(tmp_path):
+    """A module may override optimizer_step: it is still one step of the plan."""
+
+    class Skips(pl.Digits):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            optimizer.step(closure=optimizer_closure)
+            optimizer.step(closure=lambda: None)
+
+    with pytest.raises(OutOfOrder, match="no lot has been handed out"):
+        pl.fit(tmp_path, Skips())
+
+
+@pytest.mark.parametrize("how", ["list", "buffer", "attribute", "number"])
+def test_a_module_that_carries_one_example_to_the_next_is_refused(how, tmp_path):
+    class Keeps(pl.Digits):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(()))
+            self.kept, self.last, self.number = [], torch.zeros(()), 0.0
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            loss = functional.cross_entropy(self(x), y)
+            if how == "list":
+                self.kept.append(loss.detach())
+            elif how == "buffer":
+                self.mean += loss.detach()
+            elif how == "attribute":
+                self.last = loss.detach()
+            else:
+                self.number += loss.item()
+            return loss * (1 + self.mean + self.last + self.number)
+
+    with pytest.raises(InvalidArgument, match=r"Keeps|keeps|buffer|mixes examples"):
+        pl.fit(tmp_path, Keeps())
+
+
+def test_texts_beside_tensors_are_refused_in_a_module_too(tmp_path):
+    class Named(TensorDataset):
+        def __getitem__(self, index):
+            return (*super().__getitem__(index), f"example {index}")
+
+    strategy = PrivateStrategy(pl.plan(), Named(*pl.data()))
+    with pytest.raises(InvalidArgument, match="every example would see those of all"):
+        pl.trainer(strategy, tmp_path).fit(pl.Digits(), strategy.lots)
+
+
+def test_validating_on_the_training_data_is_refused(tmp_path, account):
+    data = TensorDataset(*pl.data())
+    strategy = PrivateStrategy(pl.plan(), data, account=account)
+    with pytest.raises(InvalidArgument, match="val_dataloaders: the training data"):
+        pl.trainer(strategy, tmp_path).fit(pl.Digits(), strategy.lots, DataLoader(data, batch_size=8))
+    assert not account.charges
+
+
+def test_a_compiled_module_is_refused(tmp_path, account):
+    strategy = PrivateStrategy(pl.plan(), pl.data(), account=account)
+    with pytest.raises(InvalidArgument, match=r"compile"):
+        pl.trainer(strategy, tmp_path).fit(torch.compile(pl.Digits(), backend="eager"), strategy.lots)
+    assert not account.charges
+
+
+def test_lots_outside_a_fit_are_refused(account):
+    with pytest.raises(OutOfOrder, match=r"given to Trainer.fit"):
+        next(iter(PrivateStrategy(pl.plan(), pl.data(), account=account).lots))
+    assert not account.charges
