@@ -457,3 +457,11 @@ def test_correlated_noise_for_people(sampling):
     assert people.epsilon == rows.epsilon
     with pytest.raises(InvalidArgument, match="bands"):
         sgd.Plan(people=100, rows_per_person=3, correlated=sgd.Banded(bands=11), **fields)
+
+
+def test_a_trainer_that_forgets_whose_rows_are_whose_is_refused():
+    _, _, lots = private(people_plan(people=4, lot=4), np.arange(12) % 4)
+    plain = clipped_sum(nn.Linear(4, 3), MEAN, torch.zeros(8, 4), torch.zeros(8, dtype=torch.long), clip=1.0)
+    next(iter(lots))
+    with pytest.raises(InvalidArgument, match="8 clipped gradients for 4 people"):
+        lots.run.step.add(plain)

@@ -85,7 +85,7 @@ class Epochs:
 
 def steps_per_epoch(plan: Plan) -> int:
     """How many lots are drawn until, on average, every example was."""
-    return plan.sampling.steps(1.0, examples=plan.examples, lot=plan.lot)
+    return plan.sampling.steps(1.0, examples=plan.population, lot=plan.lot)
 
 
 class Loss(nn.Module):
@@ -139,8 +139,8 @@ def add_clipped(lots: Lots, loss: Loss, batch: Any, memory: float | None) -> Non
     if not rows:
         raise InvalidArgument("a lot without tensors: want a collate function that makes some")
     if len(rows[0]):
-        step = lots.run.step
-        step.add(clipped_views(loss, _itself, (batch,), rows[0], clip=step.rule, memory=memory))
+        step, people = lots.run.step, lots.run.people
+        step.add(clipped_views(loss, _itself, (batch,), rows[0], clip=step.rule, memory=memory, rows=people))
 
 
 def withheld(device: torch.device | None = None) -> Tensor:

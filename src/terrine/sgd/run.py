@@ -91,6 +91,7 @@ class Run:
         if first:
             self.step.begin()
         self._lot = lot = HandedOut(self.step, piece)
+        self.step.expect(None if piece.people is None else len(piece.people))
         self._leaked.clear()
         batch = moved(batch, self._device)
         if not self.watch or not piece.size:  # there is nothing to keep apart in an empty lot

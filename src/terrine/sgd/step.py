@@ -40,6 +40,7 @@ class Step:
         self._sums: dict[str, Tensor] = {}
         self._within = 0.0
         self._open = False  # a lot is handed out, and not used up
+        self._units: int | None = None  # people in the piece that is out; None where a lot is of examples
 
     @property
     def rule(self) -> ClippingRule:
@@ -51,10 +52,21 @@ class Step:
         self._clear()
         self._open = True
 
+    def expect(self, people: int | None) -> None:
+        """The next clipped sum has to be of so many people; None: of examples."""
+        self._units = people
+
     def add(self, clipped: Clipped | None) -> None:
-        """Take in the clipped sum of one piece; None for a piece without examples."""
+        """Take in the clipped sum of one piece; None for a piece without examples.
+
+        Raises:
+            InvalidArgument: the lot is of people, and something else was clipped.
+        """
         if clipped is None:
             return
+        if self._units is not None and len(clipped.norms) != self._units:
+            found = f"{len(clipped.norms)} clipped gradients for {self._units} people"
+            raise InvalidArgument(f"{found}: want each person's rows clipped as one, by clipped_sum(rows=...)")
         if not self._sums:
             self._sums = dict(clipped.sums)
         else:

@@ -62,6 +62,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         train_dataset: Any,
         plan: Plan,
         account: Account | None = None,
+        person: Any = None,
         length: int | None = None,
         memory: float | None = None,
         purpose: str = "DP-SGD",
@@ -75,7 +76,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         if isinstance(train_dataset, TensorDataset | tuple | list) and not _is_of_mappings(train_dataset):
             raise InvalidArgument("train_dataset: want examples that are dictionaries, as a model takes them")
         validate(model)
-        self.plan, self.account, self._purpose, self._by = plan, account, purpose, by
+        self.plan, self.account, self._purpose, self._by, self._person = plan, account, purpose, by, person
         self._memory = None if memory is None else check.positive("memory", memory)
         super().__init__(model, settled(args, plan), train_dataset=train_dataset, **others)
         check_accelerator(self.accelerator)
@@ -212,7 +213,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         keeps = self._resumes or str(self.args.save_strategy).rpartition(".")[2].lower() != "no"
         _, _, lots = start(
             self.model, optimizer, self.train_dataset, self.plan, self.account,
-            watch=False, collate=self._collate, workers=self.args.dataloader_num_workers, memory=self._memory,
+            watch=False, person=self._person, collate=self._collate, workers=self.args.dataloader_num_workers,
+            memory=self._memory,
             checkpoint=Checkpoint(self._path, every=self.plan.steps + 1) if keeps else None, bound=self._bound(),
             purpose=self._purpose, by=self._by,
         )  # fmt: skip

@@ -53,6 +53,7 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         train_dataset: Any,
         *,
         account: Account | None = None,
+        person: Any = None,
         collate: Collate | None = None,
         workers: int = 0,
         memory: float | None = None,
@@ -62,7 +63,7 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         by: str = "terrine.integrations.lightning",
     ) -> None:
         super().__init__(device=device)
-        self.plan, self.account, self._purpose, self._by = plan, account, purpose, by
+        self.plan, self.account, self._purpose, self._by, self._person = plan, account, purpose, by, person
         self._dataset, self._collate, self._workers = train_dataset, collate, workers
         self._memory = None if memory is None else check.positive("memory", memory)
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
@@ -135,7 +136,7 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         with self._log.removed():  # which is no part of the model that a checkpoint is bound to
             _, _, lots = start(
                 module, self.optimizers[0], self._dataset, self.plan, self.account,
-                watch=False, collate=self._collate, workers=self._workers, memory=self._memory,
+                watch=False, person=self._person, collate=self._collate, workers=self._workers, memory=self._memory,
                 checkpoint=None if path is None else Checkpoint(path, every=self.plan.steps + 1),
                 bound={"loss": type(module).training_step}, purpose=self._purpose, by=self._by,
             )  # fmt: skip
