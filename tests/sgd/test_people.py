@@ -254,7 +254,7 @@ def test_rows_beyond_the_most_are_drawn_anew_from_the_persons_own():
         assert len(set(rows.tolist())) == 8
         mine = rows[ids[rows] == 7]
         found.update(mine.tolist())
-        alone, _ = people.rows(np.array([1]), 3, key, step)  # person 7, whoever else is drawn
+        alone, _ = people.rows(np.array([0]), 3, key, step)  # person 7, whoever else is drawn
         assert np.array_equal(np.sort(alone), np.sort(mine))
     assert found == set(range(50))
 
@@ -273,13 +273,20 @@ def test_every_choice_of_rows_is_equally_likely():
     [
         ([1, 2, None, 4], "NoneType, int"),
         ([1, "1", 2, 3], "int, str"),
-        ([1.0, float("nan"), 2.0, 3.0], "missing"),
-        ([0.5, 1.0, 2.0, 3.0], "no whole number"),
-        (np.array([1e17, 2.0, 3.0, 4.0]), "no whole number"),
-        ([1, 2, 3], "one id for each of the 4 rows"),
-        (np.array([[1], [2], [3], [4]]), "one id for each of the 4 rows"),
+        ([1.0, float("nan"), 2.0, 3.0], "ids of float"),
+        (np.array([1.0, np.nan, 2.0, 3.0]), "missing"),
+        (np.array([0.5, 1.0, 2.0, 3.0]), "no whole number"),
+        (np.array([1e17, 2.0, 3.0, 4.0]), "too large to be exact"),
+        (np.array([16777216.0, 16777217.0, 3.0, 4.0], dtype=np.float32), "float32"),
+        (torch.tensor([1.0, 2.0, 3.0, 4.0]).bfloat16(), "bfloat16"),
+        (np.ma.array([1, 2, 3, 4], mask=[0, 0, 1, 1]), "masked"),
+        ([1, 2, 3], "3 ids; want one for each of the 4 rows"),
+        (np.array([[1], [2], [3], [4]]), "one id for each row"),
         (np.array(["2020-01-01"] * 4, dtype="datetime64[D]"), "want whole numbers or texts"),
         ([True, False, True, True], "bool"),
+        ({1, 2, 3, 4}, "a set"),
+        ({1: 1, 2: 2, 3: 3, 4: 4}, "a dict"),
+        ("abcd", "a str"),
     ],
 )
 def test_ids_that_could_join_or_lose_people_are_refused(ids, said):
@@ -288,7 +295,17 @@ def test_ids_that_could_join_or_lose_people_are_refused(ids, said):
 
 
 @pytest.mark.parametrize(
-    "ids", [[4, 4, 9, 1], ["ann", "bob", "ann", "eve"], torch.tensor([3, 3, 1, 0]), np.array([1.0, 1, 2, 3])]
+    "ids",
+    [
+        [4, 4, 9, 1],
+        ["ann", "bob", "ann", "eve"],
+        torch.tensor([3, 3, 1, 0]),
+        np.array([1.0, 1, 2, 3]),
+        [2**63, 2**63, -1, 1],
+        [np.int64(1), np.int64(1), 2, 3],
+        ["a", "a", "a\0", "b"],
+        ["7", "07", "7", "7.0"],
+    ],
 )
 def test_ids_of_many_kinds(ids):
     assert len(People(ids, 4)) == 3

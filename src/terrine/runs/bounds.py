@@ -19,7 +19,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import Event, Repeated, Unit
 from terrine.rng import SYSTEM, Seeded
 from terrine.runs.units import Units
-from terrine.tables import Number, Schema
+from terrine.tables import Number, Schema, as_number
 
 SHARE = 0.1
 _FARTHEST = math.log1p(1e9)
@@ -65,8 +65,8 @@ def find(table: Any, schema: Schema, units: Units, *, epsilon: float, seed: int 
     rows = table if units.people is None else table.take(units.one_row(np.arange(units.count)))
     found = {}
     for name in columns:
-        values = [value for value in rows.column(name).to_pylist() if isinstance(value, int | float)]
-        steps = np.array([_log(float(value)) for value in values if math.isfinite(value)])
+        values = [as_number(value) for value in rows.column(name).to_pylist()]
+        steps = np.array([_log(value) for value in values if math.isfinite(value)])
         low, high = (
             _power(float(_quantile(share, len(columns), epsilon, units.unit).release(steps, rng=source).value))
             for share in (q, 1 - q)

@@ -24,10 +24,10 @@ class People:
     """
 
     def __init__(self, ids: Any, rows: int) -> None:
-        given = _array(ids)
-        if given.shape != (rows,):
-            raise InvalidArgument(f"person of shape {given.shape}: want one id for each of the {rows} rows")
-        _, self.of_rows = np.unique(given, return_inverse=True)
+        given, known = _listed(ids), dict[int | str, int]()
+        if len(given) != rows:
+            raise InvalidArgument(f"person: {len(given)} ids; want one for each of the {rows} rows")
+        self.of_rows = np.array([known.setdefault(one, len(known)) for one in given], dtype=np.int64)
         self._order = np.argsort(self.of_rows, kind="stable")
         self.counts = np.bincount(self.of_rows)
         self._starts = np.cumsum(self.counts) - self.counts
@@ -58,22 +58,33 @@ class People:
         return rows if count <= most else rows[key.draw(Purpose.ROWS, step, person).subset(count, most)]
 
 
-def _array(ids: Any) -> np.ndarray[Any, Any]:
-    """The ids as an array of numbers or texts.
+def _listed(ids: Any) -> list[int | str]:
+    """The ids as whole numbers, or as texts: nothing that is different becomes equal on the way.
 
-    Raises: InvalidArgument where one is missing, or they are of a kind that cannot be compared.
+    Raises: InvalidArgument where one is missing, or they are of a kind that cannot be told apart for sure.
     """
+    if isinstance(ids, str | bytes | dict | set | frozenset) or not hasattr(ids, "__len__"):
+        raise InvalidArgument(f"person: a {type(ids).__name__}; want a list or an array, one id for each row in order")
     if hasattr(ids, "detach"):
-        ids = ids.detach().cpu().numpy()
-    given = np.asarray(ids) if hasattr(ids, "__array__") else np.array(list(ids), dtype=object)
-    if given.dtype == object:
-        kinds = {type(one) for one in given.tolist()}
-        if kinds not in ({int}, {str}, {float}, set()):  # 1 and "1" would become one person
-            names = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise InvalidArgument(f"person: ids of {names}; want whole numbers or texts, none of them missing")
-        given = np.array(given.tolist())
-    if given.dtype.kind == "f" and not np.all((np.abs(given) < 2.0**53) & (given == np.floor(given))):
-        raise InvalidArgument("person: an id is missing (nan) or no whole number; want every row to be somebody's")
-    if given.dtype.kind not in "iufUS":
+        ids = ids.detach().cpu()
+        if ids.is_floating_point() or ids.is_complex():
+            raise InvalidArgument(f"person: ids of {ids.dtype}; want whole numbers or texts")
+        ids = ids.numpy()
+    if np.ma.is_masked(ids):
+        raise InvalidArgument("person: an id is missing (masked); want every row to be somebody's")
+    given = np.asarray(ids) if hasattr(ids, "__array__") else None
+    if given is not None and given.ndim != 1:
+        raise InvalidArgument(f"person of shape {given.shape}: want one id for each row")
+    if given is not None and given.dtype == np.float64:
+        if not np.all((np.abs(given) < 2.0**53) & (given == np.floor(given))):
+            raise InvalidArgument("person: an id is missing (nan), no whole number, or too large to be exact")
+        given = given.astype(np.int64)
+    if given is not None and given.dtype.kind not in "iuUSO":
         raise InvalidArgument(f"person: ids of {given.dtype}; want whole numbers or texts")
-    return given
+    every = list(ids) if given is None else given.tolist()
+    plain = [one.item() if isinstance(one, np.generic) else one for one in every]
+    kinds = {type(one) for one in plain}
+    if kinds not in ({int}, {str}, {bytes}, set()):  # 1 and "1", or 1 and 1.0, would be one person or two
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise InvalidArgument(f"person: ids of {names}; want whole numbers or texts, none of them missing")
+    return plain

@@ -7,7 +7,7 @@ features, labels = schema.encode(table), schema.labels(table)
 
 from terrine.tables.draft import draft, repeated_ids
 from terrine.tables.reading import read
-from terrine.tables.schema import Category, Column, Ignored, Number, Schema, check_label, column_of
+from terrine.tables.schema import Category, Column, Ignored, Number, Schema, as_number, check_label, column_of
 
 __all__ = [
     "Category",
@@ -15,6 +15,7 @@ __all__ = [
     "Ignored",
     "Number",
     "Schema",
+    "as_number",
     "check_label",
     "column_of",
     "draft",

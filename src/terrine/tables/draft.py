@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from terrine.errors import InvalidArgument
-from terrine.tables.schema import Category, Column, Ignored, Number, Schema, as_text, column_of
+from terrine.tables.schema import Category, Column, Ignored, Number, Schema, as_number, as_text, column_of
 
 _MOST_VALUES = 100
 """More different texts than this look like names, not like categories."""
@@ -55,6 +55,9 @@ def _column(column: Any) -> Column:
     if pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_decimal(kind):
         values = [float(value) for value in column.to_pylist() if value is not None and math.isfinite(value)]
         return _number(values) if values else Ignored(confirmed=False)
+    written = [as_number(value) for value in column.to_pylist() if value is not None]
+    if written and all(map(math.isfinite, written)) and pyarrow.types.is_string(kind):
+        return _number(written)
     texts = sorted({as_text(value) for value in column.to_pylist()} - {""})
     return Category(tuple(texts), confirmed=False) if 0 < len(texts) <= _MOST_VALUES else Ignored(confirmed=False)
 

@@ -1,4 +1,8 @@
-"""Reading a table: CSV, TSV, Parquet or Arrow, told apart by the file's ending."""
+"""Reading a table: CSV, TSV, Parquet or Arrow, told apart by the file's ending.
+
+All cells of a CSV file are texts: a type that was guessed from a whole column would let one row change what all others
+mean (`01` is a text among texts, and 1 among numbers). The schema says what each cell stands for, cell by cell.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +50,15 @@ def _read(path: Path) -> Any:
 
             return feather.read_table(path)
         case ending:
+            import pyarrow
             from pyarrow import csv
 
             gaps = ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL"]
-            return csv.read_csv(
-                path,
-                parse_options=csv.ParseOptions(delimiter="\t" if ending == ".tsv" else ","),
-                convert_options=csv.ConvertOptions(null_values=gaps, strings_can_be_null=True),
-            )
+            parsed = csv.ParseOptions(delimiter="\t" if ending == ".tsv" else ",")
+            with csv.open_csv(path, parse_options=parsed) as opened:
+                types = dict.fromkeys(opened.schema.names, pyarrow.string())
+            converted = csv.ConvertOptions(null_values=gaps, strings_can_be_null=True, column_types=types)
+            return csv.read_csv(path, parse_options=parsed, convert_options=converted)
 
 
 def _checked(path: Path, table: Any) -> Any:

@@ -49,7 +49,7 @@ class Number:
 
     def encode(self, values: list[Any]) -> Floats:
         """The features of each value."""
-        read = np.array([_as_number(value) for value in values], dtype=np.float64)
+        read = np.array([as_number(value) for value in values], dtype=np.float64)
         missing = np.isnan(read)
         middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
         scaled = (np.clip(np.where(missing, middle, read), self.low, self.high) - middle) / half
@@ -252,7 +252,8 @@ def as_text(value: Any) -> str:
     return str(value).strip()
 
 
-def _as_number(value: Any) -> float:
+def as_number(value: Any) -> float:
+    """A value, or the text of one, as a number; nan where it is none."""
     try:
         return math.nan if value is None else float(value)
     except (TypeError, ValueError, OverflowError):
