@@ -127,6 +127,28 @@ def test_the_sum_is_rounded_to_a_public_grid():
         assert (total - exact).abs().max() <= 0.51 * grid
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.95])
+def test_the_best_attack_finds_what_is_charged(scale):
+    """An example against its opposite, in the first lot of two epochs: the best statistic is C x along C g.
+
+    Shifts in deviations against those of the event; false alarms 1e-5. Noise that is 5% too small must be noticed.
+    """
+    steps, size = 8, 200_000
+    made = plan(examples=8, lot=2, steps=steps, noise=2.0, sampling=sgd.Shuffled(), clip=0.5)
+    c, scores = matrix(made.correlated, steps), []
+    for seed, gradient in ((1, 0.5), (2, -0.5)):
+        source = CorrelatedNoise(made.correlated, Key.seeded(seed), [torch.zeros(size)])
+        released_sums = np.zeros((steps, size))
+        for step in range(steps):
+            total = torch.full((size,), gradient if step % 4 == 0 else 0.0)
+            source.protect([total], step, scale * made.deviation_at(step, 0.5))
+            released_sums[step] = total.double().numpy()
+        scores.append(c[:, [0, 4]].sum(axis=1) @ (c @ released_sums))
+    found = (scores[0].mean() - scores[1].mean()) / scores[1].std()
+    error = norm.isf(5e-6) * math.sqrt(2 / size + (1 / made.event.event.noise) ** 2 / (2 * size))
+    assert (abs(found - 1 / made.event.event.noise) <= error) == (scale == 1.0)
+
+
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 
