@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from terrine import runs, tables
+from terrine import tables
 from terrine.runs.units import Units
 from terrine.sgd.people import People
 
@@ -36,4 +36,3 @@ def test_seven_and_zero_seven_are_two_people(tmp_path):
     table = read(tmp_path / "t.csv", [row for row in ROWS for _ in range(3)])
     units = Units(12, People(tables.column_of(table, "pid"), 12), 2)
     assert units.count == 4
-    assert runs.Settings(epsilon=1, table="t.csv", label="y", person="pid").person == "pid"

@@ -148,6 +148,17 @@ def test_reordered_json_is_another_file(release):
         (lambda p: p.pop("delta"), "manifest"),
         (lambda p: p["events"].pop("event"), "claim"),
         (lambda p: p.update(method="magic"), "facts"),
+        (lambda p: p.update(weak_guarantee="epsilon is above 20"), "facts"),
+        (lambda p: p.update(people=400), "facts"),
+        (lambda p: p.update(people=0), "facts"),
+        (lambda p: p.update(examples=True), "facts"),
+        (lambda p: p.update(examples=400.0), "facts"),
+        (lambda p: p.update(examples=40_000, lot=10_000), "card"),
+        (lambda p: p.update(epochs=0.001), "facts"),
+        (lambda p: p.update(sampler="shuffled epochs"), "facts"),
+        (lambda p: p.update(delta=str(p["delta"])), "claim"),
+        (lambda p: p.update(generator="seed 7"), "card"),
+        (lambda p: p.update(public_facts="nothing"), "card"),
     ],
 )
 def test_a_forged_claim_contradicts_its_events(release, change, name):
@@ -172,11 +183,71 @@ def test_quieter_events_cost_more_than_the_claim(release):
     assert lie(release) == "claim"
 
 
-def test_a_forged_card_is_found(release):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: re.sub(r"epsilon [0-9.]+ at", "epsilon 0.1 at", text),
+        lambda text: text + "\n - **Privacy**: epsilon 0.01 at delta 0\n",
+        lambda text: text.replace("- **Privacy**", "<!--\n- **Privacy**"),
+        lambda text: text.replace("400 private examples", "9,000,000 private examples"),
+        lambda text: text.replace("One example", "Whole hospitals"),
+        lambda text: re.sub(r"[0-9.]+%", "99.9%", text),
+    ],
+)
+def test_a_forged_card_is_found(release, change):
     text = (release / "model_card.md").read_text()
-    (release / "model_card.md").write_text(re.sub(r"epsilon [0-9.]+ at", "epsilon 0.1 at", text))
+    assert change(text) != text
+    (release / "model_card.md").write_text(change(text))
     forge(release)
     assert lie(release) == "card"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a.update(epsilon=0.5),
+        lambda a: a.update(test_seed=7),
+        lambda a: a.update(person="pid"),
+        lambda a: a.update(method="pate"),
+        lambda a: a.update(epsilon="garbage"),
+        lambda a: a.pop("delta"),
+    ],
+)
+def test_what_was_asked_for_must_fit(release, change):
+    edit(release, "run.json", change)
+    forge(release)
+    assert lie(release) == "asked"
+
+
+def test_an_accuracy_that_the_events_do_not_pay_for_is_found(release):
+    def cheaper(record):
+        event = record["events"]["event"]
+        event["parts"] = [part for part in event["parts"] if "DiscreteLaplace" not in json.dumps(part)]
+
+    edit(release, "privacy.json", cheaper)
+    (release / "events.json").unlink()
+    forge(release)
+    assert "results" in {one.name for one in verify(release).checks if not one.ok}
+
+
+def test_weights_that_are_none(release):
+    path = release / "model.safetensors"
+    before = path.read_bytes()
+    length = int.from_bytes(before[:8], "little")
+    for after in (
+        before[: 8 + length] + b"\xff" * (len(before) - 8 - length),
+        before.replace(b'"F32"', b'"I32"'),
+        before.replace(b'"shape":[2]', b'"shape":[-2]'),
+    ):
+        path.write_bytes(after)
+        forge(release)
+        assert lie(release) == "model"
+
+
+def test_an_audit_that_cannot_be_read_is_a_lie_and_no_traceback(trained, tmp_path):
+    shutil.copytree(trained / "one", tmp_path / "run")
+    (tmp_path / "run" / "audit" / "canaries.npy").write_bytes(b"PK\x03\x04junk")
+    assert lie(tmp_path / "run") == "audit"
 
 
 def test_a_seeded_run_is_no_release(tmp_path):
@@ -203,7 +274,9 @@ def test_signed_releases(release, trained, tmp_path):
     assert lie(release, signed_by=others) == "signature"
     shutil.copy(trained / "two" / "model.safetensors", release / "model.safetensors")
     forge(release)
-    assert verify(release).ok  # nobody can tell without the key
+    assert lie(release) == "signature"  # the envelope is about another manifest, which needs no key to see
+    (release / manifest.SIGNED).unlink()
+    assert verify(release).ok  # nobody can tell without a signature
     assert lie(release, signed_by=public) == "signature"
 
 

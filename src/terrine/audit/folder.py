@@ -12,6 +12,7 @@ Canaries or scores, or both. The scores are private, as the training data is: th
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def load(path: Path) -> NDArray[np.generic]:
         if path.suffix == ".npy":
             return np.asarray(np.load(path, allow_pickle=False))
         return np.atleast_1d(np.loadtxt(path, delimiter=","))
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, OSError, MemoryError, zipfile.BadZipFile) as error:
         raise InvalidArgument(
             f"{path}: not readable as numbers ({error}); want .npy, or one number to a line"
         ) from None

@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from terrine import accounting
 from terrine.audit import Scores, one_run, roc, verdict
 from terrine.audit import folder as audit_files
 from terrine.events import Event
 from terrine.events.codec import from_dict
-from terrine.report import accountants, figures
+from terrine.report import accountants, card, figures, review
 from terrine.report.page import render, style_sheet
 from terrine.rounding import up
-from terrine.runs import review
 from terrine.runs.folder import ASKED, CARD, PRIVACY, RECEIPT, REPORT, RESULTS, Folder
 
 _KEYS = {
@@ -44,27 +42,15 @@ _KEYS = {
 
 def write_card(folder: Folder) -> None:
     """Write model_card.md."""
-    folder.write_text(CARD, render("model_card.md", _shared(folder)[0]))
+    folder.write_text(CARD, card.text(folder.read(PRIVACY), folder.read(RESULTS)))
 
 
 def write(folder: Folder) -> None:
     """Write report.html."""
-    shared, event, curve = _shared(folder)
-    shown = _shown(folder, shared["privacy"], shared["words"], event, curve)
-    folder.write_text(REPORT, render("run.html", shared | shown))
-
-
-def _shared(folder: Folder) -> tuple[dict[str, Any], Event, Any]:
-    """What card and report both say, the events, and the curve of what they allow."""
     privacy, results = folder.read(PRIVACY), folder.read(RESULTS)
-    event = from_dict(privacy["events"]["event"])
-    curve = accounting.claimed_profile(event, delta=privacy["delta"])
-    words = curve.in_words(unit=privacy["unit"], epsilon=privacy["epsilon"], delta=privacy["delta"])
-    shared = {
-        "name": results["data"], "privacy": privacy, "words": words, "counted": _counted(privacy),
-        "short": review.short(privacy, words), **_about(results),
-    }  # fmt: skip
-    return shared, event, curve
+    event, curve = from_dict(privacy["events"]["event"]), card.curve(privacy)
+    said = card.shared(privacy, results, curve)
+    folder.write_text(REPORT, render("run.html", said | _shown(folder, privacy, said["words"], event, curve)))
 
 
 def audited(folder: Folder, *, confidence: float = 0.95) -> dict[str, Any] | None:
@@ -154,26 +140,6 @@ def _facts(privacy: dict[str, Any]) -> list[tuple[str, str]]:
     if ledger is None:
         return [*facts, ("ledger", "none: nothing adds this run's cost to that of others on the same data")]
     return [*facts, ("ledger charge", str(ledger["charge"])), ("ledger head after it", str(ledger["head"]))]
-
-
-def _counted(privacy: dict[str, Any]) -> str:
-    """How many private rows or people there were, in words."""
-    if "people" not in privacy:
-        return f"{privacy['examples']:,} private examples"
-    return f"the rows of {privacy['people']:,} private people"
-
-
-def _about(results: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "model": results["model"],
-        "classes": results["classes"],
-        "parameters": results["parameters"],
-        "accuracy": results["accuracy"],
-        "majority": results["majority"],
-        "measured_on": results["measured_on"],
-        "rows": results.get("rows"),
-        "off_by": results.get("off_by_at_most"),
-    }
 
 
 def _bars(results: dict[str, Any]) -> dict[str, float]:

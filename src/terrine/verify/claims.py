@@ -7,22 +7,26 @@ import math
 from pathlib import Path
 from typing import Any
 
-from terrine import accounting
+from terrine import __version__, accounting, check
 from terrine.accounting import witness
-from terrine.errors import InvalidArgument
+from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import (
+    DiscreteLaplace,
     Event,
     Gaussian,
     PoissonSampled,
     RandomStopping,
+    Unit,
     is_reproducible,
     leaves,
     settled_neighbours,
     settled_unit,
 )
 from terrine.events.codec import from_json
+from terrine.report import card as model_card
 from terrine.rounding import up
-from terrine.verify.manifest import CARD, EVENTS, PRIVACY, RESULTS, read_json
+from terrine.verify.manifest import ASKED, CARD, EVENTS, PRIVACY, RESULTS, read_json
+from terrine.verify.unchecked import Unchecked
 
 _SAME = 1e-6  # relative: what an epsilon computed elsewhere may differ by
 
@@ -36,7 +40,7 @@ def claimed(folder: Path) -> tuple[dict[str, Any], Event]:
 def price(folder: Path) -> str:
     """The events cost what is claimed, by two witnesses."""
     privacy, event = claimed(folder)
-    epsilon, delta = float(privacy["epsilon"]), float(privacy["delta"])
+    epsilon, delta = _number(privacy, "epsilon"), _number(privacy, "delta")
     found = accounting.epsilon(event, delta=delta)
     least = witness.least_epsilon(event, delta=delta)
     if not (math.isfinite(epsilon) and max(found * (1 - _SAME), least) <= epsilon):
@@ -79,16 +83,69 @@ def seed(folder: Path) -> str:
 def facts(folder: Path) -> str:
     """Noise, sampling rate, steps and counts are those of the events."""
     privacy, event = claimed(folder)
-    if privacy["method"] != "DP-SGD":
-        return _labels(privacy, event)
-    count = privacy["people"] if "people" in privacy else privacy["examples"]
-    if not math.isclose(privacy["rate"], privacy["lot"] / count, rel_tol=1e-12):
-        raise InvalidArgument(f"{PRIVACY}: rate {privacy['rate']:g} is not {privacy['lot']} of {count}")
-    wanted = (privacy["noise"], privacy["rate"], privacy["steps"])
+    person = settled_unit(event) is Unit.PERSON
+    name, other = ("people", "examples") if person else ("examples", "people")
+    if name not in privacy or other in privacy:
+        raise InvalidArgument(
+            f"{PRIVACY}: its events protect one {settled_unit(event).value}; want {name}, not {other}"
+        )
+    count = _whole(privacy, name)
+    said = check.weakness(privacy["epsilon"], privacy["delta"], units=count)
+    if bool(privacy["weak_guarantee"]) != bool(said):
+        raise InvalidArgument(f"{PRIVACY}: weak_guarantee says {privacy['weak_guarantee']!r}; the numbers say {said!r}")
+    return _trained(privacy, event, count) if privacy["method"] == "DP-SGD" else _labels(privacy, event)
+
+
+def _trained(privacy: dict[str, Any], event: Event, count: int) -> str:
+    lot, steps = _whole(privacy, "lot"), _whole(privacy, "steps")
+    wanted = (_number(privacy, "noise"), _number(privacy, "rate"), steps)
+    words = f"noise {wanted[0]:.5g}, rate {wanted[1]:.5g}, {steps} steps"
+    if wanted[1] != lot / count or steps != max(1, round(_number(privacy, "epochs") * count / lot)):
+        raise InvalidArgument(f"{PRIVACY}: {words} are not lots of {lot} of {count} in {privacy['epochs']} epochs")
     if wanted not in _trainings(event):
-        said = f"noise {wanted[0]:g}, rate {wanted[1]:g}, {wanted[2]} steps"
-        raise InvalidArgument(f"{PRIVACY}: {said}: not in its events")
-    return f"noise {wanted[0]:.5g}, rate {wanted[1]:.5g}, {wanted[2]} steps, as in the events"
+        raise InvalidArgument(f"{PRIVACY}: {words}: not in its events")
+    if privacy["sampler"] != f"Poisson: every {privacy['unit']} falls into each lot independently":
+        raise InvalidArgument(f"{PRIVACY}: sampler {privacy['sampler']!r}; its events are of Poisson lots")
+    if (
+        "people" in privacy
+        and f"at most {_whole(privacy, 'rows_per_person')} of a person's" not in privacy["contribution"]
+    ):
+        raise InvalidArgument(f"{PRIVACY}: contribution {privacy['contribution']!r} does not fit rows_per_person")
+    return f"{words}, as in the events"
+
+
+def asked(folder: Path) -> str:
+    """What was asked for, where it was handed on, fits the claim."""
+    if not (folder / ASKED).is_file():
+        raise Unchecked(f"{ASKED} was not handed on")
+    (privacy, event), told = claimed(folder), read_json(folder / ASKED)
+    differs = {
+        "epsilon": privacy["epsilon"] > _number(told, "epsilon") * (1 + _SAME),
+        "delta": told["delta"] not in (None, privacy["delta"]),
+        "person": (told["person"] is not None) != (settled_unit(event) is Unit.PERSON),
+        "test_seed": (told["test_seed"] is not None) != is_reproducible(event),
+        "method": {"sgd": "DP-SGD", "pate": "PATE"}.get(told["method"]) != privacy["method"],
+    }
+    if wrong := [name for name, differing in differs.items() if differing]:
+        raise InvalidArgument(
+            f"{ASKED}: {wrong[0]}={told[wrong[0]]!r} was asked for, which is not what {PRIVACY} claims"
+        )
+    return "fits what was asked for"
+
+
+def _number(record: dict[str, Any], name: str) -> float:
+    """A positive number of a record."""
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InvalidArgument(f"{name} {value!r}: want a number above 0")
+    return float(value)
+
+
+def _whole(record: dict[str, Any], name: str) -> int:
+    """A positive whole number of a record."""
+    if type(record[name]) is not int or not 0 < record[name] < 2**53:
+        raise InvalidArgument(f"{name} {record[name]!r}: want a whole number above 0")
+    return int(record[name])
 
 
 def _trainings(event: Event) -> list[tuple[float, float, int]]:
@@ -112,22 +169,36 @@ def _labels(privacy: dict[str, Any], event: Event) -> str:
 
 
 def card(folder: Path) -> str:
-    """The card says what the claim says."""
+    """The card is the one that follows from the claim and the results; of another version, says the same epsilon."""
     privacy, _ = claimed(folder)
     text = (folder / CARD).read_text(encoding="utf-8")
     line = (
         f"- **Privacy**: epsilon {up(privacy['epsilon'])} at delta {privacy['delta']} for one {privacy['unit']} "
         f"({privacy['neighbours']}), a proven upper bound"
     )
-    if [one for one in text.splitlines() if one.startswith("- **Privacy**")] != [line]:
+    if [one for one in text.splitlines() if "**Privacy**" in one] != [line]:
         raise InvalidArgument(f"{CARD}: says something else than {PRIVACY}; want the line {line!r}")
-    return "says what the claim says"
+    if privacy["versions"]["terrine"] != __version__:
+        raise Unchecked(
+            f"made by Terrine {privacy['versions']['terrine']}: its line on privacy is right, the rest not seen"
+        )
+    try:
+        made = model_card.text(privacy, read_json(folder / RESULTS))
+    except MissingExtra as error:
+        raise Unchecked(f"its line on privacy is right; {error} to check the rest") from None
+    if made != text:
+        raise InvalidArgument(f"{CARD}: not the card of this claim and these results")
+    return "the card of this claim and these results"
 
 
 def results(folder: Path) -> str:
-    """An accuracy is one."""
-    found = read_json(folder / RESULTS)
-    accuracy = found["accuracy"]
-    if accuracy is not None and not 0 <= accuracy <= 1:
+    """An accuracy is one, and paid for where it says so."""
+    (_, event), found = claimed(folder), read_json(folder / RESULTS)
+    accuracy, where = found["accuracy"], found["measured_on"]
+    if accuracy is None:
+        return f"no accuracy: measured on {where}"
+    if isinstance(accuracy, bool) or not 0 <= accuracy <= 1:
         raise InvalidArgument(f"{RESULTS}: an accuracy of {accuracy}; want it between 0 and 1")
-    return "no accuracy" if accuracy is None else f"accuracy {100 * accuracy:.2f}%, measured on {found['measured_on']}"
+    if "paid for" in where and not any(isinstance(part, DiscreteLaplace | RandomStopping) for part, _ in leaves(event)):
+        raise InvalidArgument(f"{RESULTS}: the accuracy is said to be paid for, and the events hold no noisy count")
+    return f"accuracy {100 * accuracy:.2f}%, measured on {where}"

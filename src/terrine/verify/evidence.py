@@ -8,12 +8,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from terrine.errors import InvalidArgument
 from terrine.verify.claims import claimed
 from terrine.verify.manifest import MODEL, PRIVACY, RESULTS, WEIGHTS, parsed, read_json
 from terrine.verify.unchecked import Unchecked
 
-_WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_TYPES = ("F32",)  # that a run writes
 
 
 def model(folder: Path) -> str:
@@ -45,8 +47,11 @@ def _shapes(path: Path) -> dict[str, list[int]]:
         raise InvalidArgument(f"{path.name}: cut short or damaged; want the file that was handed on")
     for name, one in header.items():
         start, end = one["data_offsets"]
-        if end - start != math.prod(one["shape"]) * _WIDTHS[one["dtype"]]:
-            raise InvalidArgument(f"{path.name}: {name} is not as large as its shape says")
+        whole = all(type(size) is int and size > 0 for size in one["shape"])
+        if not whole or one["dtype"] not in _TYPES or end - start != 4 * math.prod(one["shape"]):
+            raise InvalidArgument(f"{path.name}: {name} is not what a run writes: {one['dtype']} of {one['shape']}")
+    if not np.isfinite(np.memmap(path, np.float32, "r", offset=8 + length)).all():
+        raise InvalidArgument(f"{path.name}: numbers that are not finite; want the file that was handed on")
     return {name: one["shape"] for name, one in header.items()}
 
 
@@ -64,7 +69,8 @@ def charge(folder: Path, ledger: str | None, statement: Path | None) -> str:
     charges = _of_ledger(ledger, against) if ledger is not None else _of_statement(statement, against)
     if charges.get(told["charge"]) != event:
         raise InvalidArgument(f"{PRIVACY}: the charge {told['charge'][:16]}... paid for other events")
-    return f"the charge {told['charge'][:16]}... is there, for these events, and so is the ledger's head after it"
+    head = "and so is the ledger's head after it" if told["head"] else "and the claim names no head after it"
+    return f"the charge {told['charge'][:16]}... is there, for these events, {head}"
 
 
 def _of_ledger(url: str, against: str) -> dict[str, Any]:

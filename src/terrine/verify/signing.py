@@ -100,22 +100,35 @@ def check_signature(folder: Path, public: Any) -> str:
     """
     from cryptography.exceptions import InvalidSignature
 
-    envelope, wanted = read_json(folder / SIGNED), name_of(public)
+    envelope, wanted, payload = read_json(folder / SIGNED), name_of(public), check_payload(folder)
     try:
-        kind, payload = envelope["payloadType"], base64.b64decode(envelope["payload"], validate=True)
         made = [(one["keyid"], base64.b64decode(one["sig"], validate=True)) for one in envelope["signatures"]]
     except (KeyError, TypeError, AttributeError, binascii.Error) as error:
         raise InvalidArgument(f"{SIGNED}: no envelope ({error})") from None
-    if kind != _TYPE or payload != (folder / MANIFEST).read_bytes():
-        raise InvalidArgument(f"{SIGNED}: signs another manifest than the one beside it")
     for _, signature in made:
         try:
-            public.verify(signature, _signed(kind, payload))
+            public.verify(signature, _signed(_TYPE, payload))
             return wanted
         except InvalidSignature:
             continue
     names = ", ".join(str(name) for name, _ in made) or "nobody"
     raise InvalidArgument(f"{SIGNED}: signed by {names}, and not by the key {wanted}")
+
+
+def check_payload(folder: Path) -> bytes:
+    """What the envelope holds, which must be the manifest beside it.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    envelope = read_json(folder / SIGNED)
+    try:
+        kind, payload = envelope["payloadType"], base64.b64decode(envelope["payload"], validate=True)
+    except (KeyError, TypeError, AttributeError, binascii.Error) as error:
+        raise InvalidArgument(f"{SIGNED}: no envelope ({error})") from None
+    if kind != _TYPE or payload != (folder / MANIFEST).read_bytes():
+        raise InvalidArgument(f"{SIGNED}: signs another manifest than the one beside it")
+    return payload
 
 
 def signers(folder: Path) -> list[str]:

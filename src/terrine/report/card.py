@@ -1,0 +1,48 @@
+"""The model card: what is handed on, in words, from the claim and the results alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from terrine import accounting
+from terrine.accounting import Profile
+from terrine.events.codec import from_dict
+from terrine.report import review
+from terrine.report.page import render
+
+
+def text(privacy: dict[str, Any], results: dict[str, Any]) -> str:
+    """The card, as Markdown; it follows from its two arguments.
+
+    Raises:
+        MissingExtra: jinja2 is not installed.
+    """
+    return render("model_card.md", shared(privacy, results, curve(privacy)))
+
+
+def curve(privacy: dict[str, Any]) -> Profile:
+    """What the events allow, through the claimed point."""
+    return accounting.claimed_profile(from_dict(privacy["events"]["event"]), delta=privacy["delta"])
+
+
+def shared(privacy: dict[str, Any], results: dict[str, Any], allowed: Profile) -> dict[str, Any]:
+    """What card and report both say."""
+    words = allowed.in_words(unit=privacy["unit"], epsilon=privacy["epsilon"], delta=privacy["delta"])
+    names = ("model", "classes", "parameters", "accuracy", "majority", "measured_on")
+    return {
+        "name": results["data"],
+        "privacy": privacy,
+        "words": words,
+        "counted": _counted(privacy),
+        "short": review.short(privacy, words),
+        "rows": results.get("rows"),
+        "off_by": results.get("off_by_at_most"),
+        **{name: results[name] for name in names},
+    }
+
+
+def _counted(privacy: dict[str, Any]) -> str:
+    """How many private rows or people there were, in words."""
+    if "people" not in privacy:
+        return f"{privacy['examples']:,} private examples"
+    return f"the rows of {privacy['people']:,} private people"
