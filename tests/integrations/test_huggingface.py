@@ -170,7 +170,11 @@ def test_no_examples_loss_is_divided_by_anothers_tokens(tmp_path):
 
 
 def test_label_smoothing_and_neftune_are_each_examples_own(tmp_path):
-    found = trainer(tmp_path, gpt2().double(), kind=Peeking, run=plan(steps=1, lot=12), label_smoothing_factor=0.1)
+    """Also where two examples together, of different lengths, would have another mean than that of each."""
+    model = gpt2().double()
+    for parameter in model.parameters():
+        parameter.data.mul_(20)  # losses far from each other
+    found = trainer(tmp_path, model, kind=Peeking, run=plan(steps=1, lot=12), label_smoothing_factor=0.1)
     before = {name: one.detach().clone() for name, one in found.model.named_parameters()}
     found.train()
     ((batch, sums),) = found.peeked
