@@ -202,7 +202,7 @@ def test_a_model_that_mixes_examples_gives_each_alone(tmp_path):
 
         def forward(self, input_ids=None, attention_mask=None, labels=None):
             out = self.inner(input_ids=input_ids, attention_mask=attention_mask)
-            logits = out.logits - out.logits.mean(0, keepdim=True).detach()
+            logits = 50 * (out.logits - out.logits.mean(0, keepdim=True).detach())
             return {"loss": functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
 
     with pytest.raises(InvalidArgument, match="mixes examples"):

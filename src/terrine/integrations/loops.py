@@ -95,6 +95,8 @@ class Loss(nn.Module):
         InvalidArgument: an attribute of one of the `keepers` has changed: it could carry one example to the next.
     """
 
+    weighs_examples = True  # trainers' losses are often means over tokens
+
     def __init__(self, model: nn.Module, loss: Callable[[Any], Tensor], keepers: Sequence[Any] = ()) -> None:
         super().__init__()
         self.model = model

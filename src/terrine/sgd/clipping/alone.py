@@ -240,8 +240,9 @@ def check_company(
         generators.restore(before, rows[0].device)
     numbers = [one for one in (*given, *found[0]) if one.is_floating_point()]
     rounding = max((_reach(one) * 1e3 * torch.finfo(one.dtype).eps for one in numbers), default=0.0)
+    weighs = watch.ignores or any(getattr(module, "weighs_examples", False) for module in modules)
     for both, one, other in () if watch.drawn else zip(*found, strict=False):
-        if not _is_joined(both, one, other, rounding, watch.ignores):
+        if not _is_joined(both, one, other, rounding, weighs):
             fits = both.numel() == 2 * one.numel() or both.dim() == 0
             what = (
                 "other numbers than each has alone" if fits else f"outputs of shape {tuple(both.shape)}, not twice one"
@@ -268,16 +269,17 @@ def _leaves(
     return [leaf for leaf in found if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
-def _is_joined(both: Tensor, one: Tensor, other: Tensor, rounding: float, ignores: bool) -> bool:
+def _is_joined(both: Tensor, one: Tensor, other: Tensor, rounding: float, weighs: bool) -> bool:
     """Whether an output for two examples is that of each, side by side; or the sum or mean of their losses.
 
-    Where labels are ignored, a mean over all of two examples' labels may weigh one's more than the other's.
+    Where labels are ignored, or a loss is a mean over what an example has several of, such as tokens, the mean over
+    all of two examples' `weighs` one's more than the other's.
     """
     if one.dim() == both.dim() == 0:
         expected = [
             one + other,
             (one + other) / 2,
-            *([both.clamp(min(one, other), max(one, other))] if ignores else []),
+            *([both.clamp(min(one, other), max(one, other))] if weighs else []),
         ]
         return any(_close(both, value, rounding) for value in expected)
     if one.dim() == both.dim() - 1:
