@@ -27,7 +27,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -217,19 +217,22 @@ class Behind:
         return torch.cat([before[0], keys], -2), torch.cat([before[1], values], -2)
 
 
-class Whitening(nn.Module):
-    """Centres and whitens what the head sees, by public texts; their classes are not used."""
+class Head(nn.Module):
+    """Classes from what the last token becomes, centred and whitened by public texts; their classes are not used."""
 
-    def __init__(self, public: Tensor, power: float) -> None:
+    def __init__(self, texts: Texts, power: float) -> None:
         super().__init__()
+        public = texts.last[texts.public]
         sizes, axes = torch.linalg.eigh(torch.cov(public.T))
         matrix = axes * (sizes.clamp(min=0) + 0.1 * sizes.mean()) ** (-power / 2)
         length = ((public - public.mean(0)) @ matrix).square().sum(1).mean().sqrt()
         self.register_buffer("centre", public.mean(0))
         self.register_buffer("matrix", matrix / length)
+        self.linear = nn.Linear(public.shape[1], len(texts.task.classes))
+        nn.init.zeros_(self.linear.weight), nn.init.zeros_(self.linear.bias)
 
     def forward(self, states: Tensor) -> Tensor:
-        return (states - self.centre) @ self.matrix
+        return self.linear((states - self.centre) @ self.matrix)
 
 
 class Classifier(nn.Module):
@@ -246,13 +249,11 @@ class Classifier(nn.Module):
             one.requires_grad_("lora_B" in name)  # A stays as it was drawn: half the noise, and no product of noises
         self.layers, self.norm, self.rotary = trunk.layers[FIRST:], trunk.norm, trunk.rotary_emb
         self.heads = language.model.config.num_key_value_heads
-        self.head = nn.Linear(language.width, len(texts.task.classes))
-        nn.init.zeros_(self.head.weight), nn.init.zeros_(self.head.bias)
         self.register_buffer("prefix", texts.prefix)
-        self.whitened = Whitening(texts.last[texts.public], settings.whitening)
+        self.head = Head(texts, settings.whitening)
 
     def forward(self, states: Tensor, kept: Tensor, lengths: Tensor) -> Tensor:
-        return self.head(self.whitened(self.read(states, kept, lengths)))
+        return self.head(self.read(states, kept, lengths))
 
     def read(self, states: Tensor, kept: Tensor, lengths: Tensor) -> Tensor:
         """What the template's last token becomes behind the last layer."""
@@ -294,6 +295,8 @@ class Classifier(nn.Module):
 
 
 criterion = nn.CrossEntropyLoss(reduction="none")
+LOOSE = {"clip": 1e9, "noise": 0.0, "delta": DELTA}
+"""Neither clipped nor noised, for comparison."""
 
 
 def clipped(model: Classifier, texts: Texts, places: Tensor, clip: Any) -> Iterator[Any]:
@@ -302,11 +305,11 @@ def clipped(model: Classifier, texts: Texts, places: Tensor, clip: Any) -> Itera
         yield sgd.clipped_sum(model, criterion, given, texts.labels[places[which]], clip=clip)
 
 
-def train_head(model: Classifier, texts: Texts, plan: sgd.Plan, settings: Settings) -> None:
+def train_head(head: Head, texts: Texts, plan: sgd.Plan, rate: float) -> None:
     """The head alone, on what the frozen model says: no text is read again."""
-    seen, labels = model.whitened(texts.last[texts.private]), texts.labels[texts.private]
-    optimizer = torch.optim.SGD(model.head.parameters(), lr=settings.alone.rate, momentum=0.9)
-    sgd.Trainer(model.head, optimizer, criterion, plan, progress=False).fit((seen, labels))
+    optimizer = torch.optim.SGD(head.parameters(), lr=rate, momentum=0.9)
+    private = (texts.last[texts.private], texts.labels[texts.private])
+    sgd.Trainer(head, optimizer, criterion, plan, progress=False).fit(private)
 
 
 def train(model: Classifier, texts: Texts, plan: sgd.Plan, settings: Settings) -> None:
@@ -324,40 +327,65 @@ def train(model: Classifier, texts: Texts, plan: sgd.Plan, settings: Settings) -
 
 
 def planned(examples: int, settings: Settings, epsilon: float, seed: int) -> tuple[sgd.Plan, sgd.Plan]:
-    """The plan of the head alone, and that of the adapters; the second pays for the first within the budget."""
-    alone = {"examples": examples, "lot": settings.alone.lot, "steps": settings.alone.steps, "seed": 2 * seed}
-    whole = {"examples": examples, "lot": settings.lot, "steps": settings.steps, "seed": 2 * seed + 1}
+    """The plan of the head alone, and that of the adapters, whose budget pays for the head too."""
+    first = head_plan(examples, settings, settings.alone.share * epsilon, 2 * seed, DELTA / 10)
+    shape = {"examples": examples, "lot": settings.lot, "steps": settings.steps, "seed": 2 * seed + 1}
     if math.isinf(epsilon):
-        loose = {"clip": 1e9, "noise": 0.0, "delta": DELTA}
-        return sgd.Plan(**alone, **loose), sgd.Plan(**whole, **loose)
-    first = sgd.Plan(**alone, clip=settings.alone.clip, budget=Budget(settings.alone.share * epsilon, DELTA / 10))
-    return first, sgd.Plan(**whole, clip=settings.clip, budget=Budget(epsilon, DELTA), preparation=(first.event,))
+        return first, sgd.Plan(**shape, **LOOSE)
+    return first, sgd.Plan(**shape, clip=settings.clip, budget=Budget(epsilon, DELTA), preparation=(first.event,))
 
 
-def trained(texts: Texts, load: Callable[[], LanguageModel], settings: Settings, epsilon: float, seed: int,
-            exam: Tensor) -> dict[str, Any]:  # fmt: skip
-    """One row: the accuracy at a certified epsilon; an infinite one is neither clipped nor noised."""
+def head_plan(examples: int, settings: Settings, epsilon: float, seed: int, delta: float = DELTA) -> sgd.Plan:
+    """The plan of the head alone; an infinite epsilon is neither clipped nor noised."""
+    alone = settings.alone
+    shape = {"examples": examples, "lot": alone.lot, "steps": alone.steps, "seed": seed}
+    if math.isinf(epsilon):
+        return sgd.Plan(**shape, **LOOSE)
+    return sgd.Plan(**shape, clip=alone.clip, budget=Budget(epsilon, delta))
+
+
+def head_only(texts: Texts, settings: Settings, epsilon: float, seed: int, exam: Tensor) -> dict[str, Any]:
+    """A row without adapters: the whole budget is the head's."""
+    plan, head = head_plan(len(texts.private), settings, epsilon, seed), Head(texts, settings.whitening)
+    train_head(head, texts, plan, settings.alone.rate)
+    return told(head, plan, texts, exam, right(head, texts, exam))
+
+
+def with_adapters(texts: Texts, language: LanguageModel, settings: Settings, epsilon: float, seed: int,
+                  exam: Tensor) -> dict[str, Any]:  # fmt: skip
+    """A row with adapters: the head first, then both."""
     torch.manual_seed(seed)
     first, plan = planned(len(texts.private), settings, epsilon, seed)
-    model = Classifier(load(), texts, settings)
-    train_head(model, texts, first, settings)
-    alone = model.head(model.whitened(texts.last[exam])).argmax(1) == texts.labels[exam]
+    model = Classifier(copy.deepcopy(language), texts, settings)
+    train_head(model.head, texts, first, settings.alone.rate)
+    before = right(model.head, texts, exam)
     train(model, texts, plan, settings)
-    right = model.accuracy(texts, exam)
+    return told(model, plan, texts, exam, model.accuracy(texts, exam)) | {
+        "head_before": before, "head_noise": first.noise,
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def right(head: Head, texts: Texts, exam: Tensor) -> float:
+    """The share of right answers of a head on the frozen model."""
+    return float((head(texts.last[exam]).argmax(1) == texts.labels[exam]).float().mean())
+
+
+def told(model: nn.Module, plan: sgd.Plan, texts: Texts, exam: Tensor, accuracy: float) -> dict[str, Any]:
+    """What is kept of a row."""
     return {
-        "accuracy": right, "texts": len(exam), "standard_error": (right * (1 - right) / len(exam)) ** 0.5,
+        "accuracy": accuracy, "texts": len(exam), "standard_error": (accuracy * (1 - accuracy) / len(exam)) ** 0.5,
         "epsilon": plan.epsilon if plan.private else None, "delta": DELTA, "noise": plan.noise,
-        "head_alone": float(alone.float().mean()), "head_noise": first.noise,
         "private_texts": len(texts.private),
         "parameters": sum(one.numel() for one in model.parameters() if one.requires_grad),
     }  # fmt: skip
 
 
-def step_times(texts: Texts, load: Callable[[], LanguageModel], settings: Settings, examples: int = 96,
+def step_times(texts: Texts, language: LanguageModel, settings: Settings, examples: int = 96,
                repeats: int = 5) -> dict[str, Any]:  # fmt: skip
     """A private step against a plain LoRA step on the same texts, in turn; processor time."""
     places = texts.private[:examples]
-    model, tuned = (Classifier(load(), texts, settings) for _ in range(2))
+    model, tuned = (Classifier(copy.deepcopy(language), texts, settings) for _ in range(2))
     optimizer, moves = (torch.optim.Adam(one.groups(settings)) for one in (model, tuned))
     plan = sgd.Plan(examples=len(texts.private), lot=examples, steps=100, clip=1.0, noise=1.0, delta=DELTA)
     step = Step(tuned, plan, Key.fresh())
@@ -403,6 +431,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=datasets.folder())
     parser.add_argument("--model", type=Path, help="Default: smollm2 in the data folder.")
     parser.add_argument("--folder", type=Path, default=Path("finetune"), help="Keeps rows and what frozen layers made.")
+    parser.add_argument("--methods", nargs="+", choices=["head", "lora"], default=["head", "lora"])
     parser.add_argument("--epsilon", type=float, nargs="+", default=[8.0, 3.0, 1.0, math.inf], help="inf: not private.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--public", action="store_true", help="Measure on public texts, never on the test texts.")
@@ -413,27 +442,28 @@ def main() -> None:
     for name in options.what:
         task = "trec" if name == "step" else name
         texts = Texts(TASKS[task], language, options.data, options.folder)
-        settings = changed(SETTINGS[task], options.set)
         if name == "step":
-            print(json.dumps(step_times(texts, lambda: copy.deepcopy(language), settings), indent=2))
+            print(json.dumps(step_times(texts, language, SETTINGS[task]), indent=2))
             continue
-        for seed, epsilon in itertools.product(options.seeds, options.epsilon):
-            row(texts, language, settings, epsilon, seed, options)
+        for method, seed, epsilon in itertools.product(options.methods, options.seeds, options.epsilon):
+            row(method, texts, language, epsilon, seed, options)
 
 
-def row(texts: Texts, language: LanguageModel, settings: Settings, epsilon: float, seed: int, options: Any) -> None:
+def row(method: str, texts: Texts, language: LanguageModel, epsilon: float, seed: int, options: Any) -> None:
     """One row, kept and printed."""
+    settings = changed(SETTINGS[texts.task.name], options.set)
     exam, part = (texts.public, "public") if options.public else (texts.test, "test")
-    told = "-".join([texts.task.name, f"epsilon-{epsilon:g}", f"seed-{seed}", part, *options.set]).replace("/", "_")
-    row = keeping.once(
-        options.folder / f"{told}.json", asdict(settings) | {"first": FIRST, "layers": LAYERS},
-        lambda: trained(texts, lambda: copy.deepcopy(language), settings, epsilon, seed, exam),
-    )  # fmt: skip
-    print(
-        f"{told:<40} {100 * row['accuracy']:6.2f}% of {row['texts']} texts, "
-        f"{row['cpu_seconds'] / 60:.1f} processor minutes",
-        flush=True,
-    )
+    name = "-".join([texts.task.name, method, f"epsilon-{epsilon:g}", f"seed-{seed}", part, *options.set])
+
+    def made() -> dict[str, Any]:
+        if method == "head":
+            return head_only(texts, settings, epsilon, seed, exam)
+        return with_adapters(texts, language, settings, epsilon, seed, exam)
+
+    kept = asdict(settings) | {"first": FIRST, "layers": LAYERS}
+    row = keeping.once(options.folder / f"{name}.json", kept, made)
+    minutes = f"{row['cpu_seconds'] / 60:.1f} processor minutes"
+    print(f"{name:<40} {100 * row['accuracy']:6.2f}% of {row['texts']} texts, {minutes}", flush=True)
 
 
 def changed(settings: Settings, pairs: list[str]) -> Settings:
