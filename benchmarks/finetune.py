@@ -1,6 +1,6 @@
 """Private fine-tuning of a language model: LoRA on SST-2 and TREC by DP-SGD, and what a private step costs.
 
-    python benchmarks/finetune.py sst2 trec --model MODEL --data DIR [--epsilon 1 3 8 --seeds 0 1 2] [--folder DIR]
+    python benchmarks/finetune.py sst2 trec --model MODEL --data DIR [--methods head lora] [--epsilon 1 3 8] [--seeds 0]
     python benchmarks/finetune.py sst2 --public --epsilon 8        tries settings out: measured on public texts
     python benchmarks/finetune.py step                             a private step against a plain LoRA step
 
@@ -8,8 +8,8 @@ MODEL is a folder or .gguf file (made for SmolLM2-135M-Instruct), by default smo
 $TERRINE_DATA, holds sst2.{train,dev,test}.txt and trec.{train,test}.txt in their published form, there or in folders
 named after them.
 
-    [instruction] [text]          read once by the frozen model: keys and values of every layer are kept
-    [template] -> class           read by the model with its adapters, then a linear head
+    [instruction] [text]          read once by the frozen model, whose keys and values are kept
+    [template] -> class           read by the frozen model (head) or with adapters (lora), then a linear head
 
 The adapters act on the template behind the text, which is LoRA activated by an invocation [GLP25]: the text's keys and
 values never change, so that a step costs the few tokens of the template instead of a whole text. The upper layers are
@@ -381,9 +381,9 @@ def told(model: nn.Module, plan: sgd.Plan, texts: Texts, exam: Tensor, accuracy:
     }  # fmt: skip
 
 
-def step_times(texts: Texts, language: LanguageModel, settings: Settings, examples: int = 96,
-               repeats: int = 5) -> dict[str, Any]:  # fmt: skip
-    """A private step against a plain LoRA step on the same texts, in turn; processor time."""
+def step_times(texts: Texts, language: LanguageModel, settings: Settings, repeats: int = 3) -> dict[str, Any]:
+    """A private step against a plain LoRA step on the same lot, in turn; processor time."""
+    examples = settings.lot
     places = texts.private[:examples]
     model, tuned = (Classifier(copy.deepcopy(language), texts, settings) for _ in range(2))
     optimizer, moves = (torch.optim.Adam(one.groups(settings)) for one in (model, tuned))
@@ -443,7 +443,7 @@ def main() -> None:
         task = "trec" if name == "step" else name
         texts = Texts(TASKS[task], language, options.data, options.folder)
         if name == "step":
-            print(json.dumps(step_times(texts, language, SETTINGS[task]), indent=2))
+            print(json.dumps(step_times(texts, language, changed(SETTINGS[task], options.set)), indent=2))
             continue
         for method, seed, epsilon in itertools.product(options.methods, options.seeds, options.epsilon):
             row(method, texts, language, epsilon, seed, options)
