@@ -430,13 +430,14 @@ def main() -> None:
     parser.add_argument("what", nargs="+", choices=[*TASKS, "step"])
     parser.add_argument("--data", type=Path, default=datasets.folder())
     parser.add_argument("--model", type=Path, help="Default: smollm2 in the data folder.")
-    parser.add_argument("--folder", type=Path, default=Path("finetune"), help="Keeps rows and what frozen layers made.")
+    parser.add_argument("--folder", type=Path, help="Keeps rows and what frozen layers made; default: finetune in it.")
     parser.add_argument("--methods", nargs="+", choices=["head", "lora"], default=["head", "lora"])
     parser.add_argument("--epsilon", type=float, nargs="+", default=[8.0, 3.0, 1.0, math.inf], help="inf: not private.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--public", action="store_true", help="Measure on public texts, never on the test texts.")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="Other settings, to try them out.")
     options = parser.parse_args()
+    options.folder = options.folder or options.data / "finetune"
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     language = loaded(options.model or options.data / "smollm2")
     for name in options.what:
