@@ -25,8 +25,8 @@ y and grows more slowly than the equation wants wherever S >= 2.2, so it stays b
 
 Sums of n discrete Gaussians of scale s1. By Poisson's summation formula those of variances j s1^2 and s1^2 add up to
 one of variance (j+1) s1^2 with masses times 1 + 2 sum_i r^(i^2) cos(2 pi i c), r = e^(-2 pi^2 s1^2 j/(j+1)), where c
-depends on the place [KLS21]. So the log of the ratio to one discrete Gaussian varies by no more than t, the sum over j < n of
-log (1+2R)/(1-2R) with R = r / (1 - r^3), and the second difference is at most 1/(n s1^2) + 2t.
+depends on the place [KLS21]. So the log of the ratio to one discrete Gaussian varies by no more than t, the sum over
+j < n of log (1+2R)/(1-2R) with R = r / (1 - r^3), and the second difference is at most 1/(n s1^2) + 2t.
 """
 
 from __future__ import annotations
