@@ -15,7 +15,7 @@ from tests.federated.conftest import KINDS, small_plan
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-# -- the sum -----------------------------------------------------------------------------------------------------------
+# -- the sum ----------------------------------------------------------------------------------------
 
 
 @each_kind
@@ -86,7 +86,7 @@ def test_indices_of_nobody_are_refused(vectors):
         secure.sum(vectors, small_plan(), drop=[8])
 
 
-# -- whole numbers ------------------------------------------------------------------------------------------------------
+# -- whole numbers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dimension", [1, 5, 64, 1000])
@@ -127,7 +127,7 @@ def test_wrapping_around_is_noticed():
     assert crossed > 20
 
 
-# -- shares, keys, neighbours --------------------------------------------------------------------------------------------
+# -- shares, keys, neighbours -----------------------------------------------------------------------
 
 
 def test_shares_give_the_secret_back_and_fewer_do_not():
@@ -177,7 +177,7 @@ def test_masks_are_keystreams_of_256_bit_keys():
     assert not total.any()
 
 
-# -- a server that does not do as it should ------------------------------------------------------------------------------
+# -- a server that does not do as it should ---------------------------------------------------------
 
 
 class Table:

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting, audit, demo, ledger, pate, prompt, query, train
+from terrine.cli import accounting, audit, demo, federated, ledger, pate, prompt, query, sums, train
 from terrine.errors import TerrineError, WeakGuarantee
 
 app = typer.Typer(
@@ -32,6 +32,8 @@ app.command("report")(train.report)
 app.command("schema")(train.schema)
 app.command("demo")(demo.demo)
 app.command("query")(query.query)
+app.add_typer(federated.app, name="federated")
+app.command("sums")(sums.sums)
 
 
 @app.command()

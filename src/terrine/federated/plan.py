@@ -74,8 +74,8 @@ class Plan:
     Give either `budget` (the noise is then the least that keeps it), or `noise` and `delta`. `noise` is relative to
     what one client can move. `dimension`, if known, gives whole numbers a finer grid for the same bits.
 
-    Guarantee: a run made from this plan costs at most `plan.event`, priced as (`plan.epsilon`, `plan.delta`), for whoever
-    sees what is released and does not know who took part in which round; `plan.insider_epsilon` for who knows.
+    Guarantee: a run made from this plan costs at most `plan.event`, priced as (`plan.epsilon`, `plan.delta`), for
+    whoever sees what is released and does not know who took part in which round; who knows: `plan.insider_epsilon`.
 
     Raises:
         InvalidArgument: a field is out of range, or two fields contradict each other.

@@ -30,7 +30,8 @@ Integers = NDArray[np.int64]
 _SIGMAS = 6.0
 """How many deviations of the noise the range of an entry holds on either side."""
 _SPREAD = 5.0
-"""After the rotation an entry of a sum of norm S in d dimensions is below this times S / sqrt(d), with few exceptions."""
+"""After the rotation an entry of a sum of norm S in d dimensions is below this times S / sqrt(d), with few exceptions.
+"""
 _LEAST_REACH = 4.0
 
 

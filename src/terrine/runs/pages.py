@@ -21,7 +21,9 @@ _KEYS = {
     "unit": "protected unit",
     "neighbours": "neighbours",
     "sampler": "sampler",
+    "clients": "clients",
     "examples": "private examples",
+    "sums": "sums",
     "lot": "expected lot",
     "rate": "sampling rate",
     "steps": "steps",
@@ -60,7 +62,7 @@ def audited(folder: Folder, *, confidence: float = 0.95) -> dict[str, Any] | Non
     curve = roc(Scores.split(*held.canaries)) if 0 < held.canaries[1].sum() < len(held.canaries[1]) else None
     return {
         "rows": len(held.canaries[1]),
-        "what": "pairs of private rows, one row of each," if pairs else "private rows",
+        "what": "pairs of private rows, one row of each," if pairs else _audited_units(folder),
         "lower": found.bound,
         "confidence": confidence,
         "verdict": "VIOLATED" if found.violated else "consistent with the claim",
@@ -69,10 +71,16 @@ def audited(folder: Folder, *, confidence: float = 0.95) -> dict[str, Any] | Non
     }
 
 
+def _audited_units(folder: Folder) -> str:
+    return "clients" if folder.read(PRIVACY)["unit"] == "client" else "private rows"
+
+
 def command(asked: dict[str, Any]) -> str:
     """The command that asks for this run."""
-    words = ["terrine", "train", *([asked["table"]] if asked["table"] else [])]
+    words = [*asked.get("command", "terrine train").split(), *([asked["table"]] if asked.get("table") else [])]
     for name, value in asked.items():
+        if name == "command":
+            continue
         if value is True:
             words.append(f"--{name.replace('_', '-')}")
         elif value is not None and value is not False and name != "table" and not (name == "method" and value == "sgd"):

@@ -26,6 +26,8 @@ class Round:
     bits: int
     seed: int = 0
     """Of the graph of neighbours."""
+    degree: int | None = None
+    """How many neighbours each has; None chooses by how many may drop out."""
 
     def __post_init__(self) -> None:
         if not self.givers <= set(range(self.clients)):
@@ -33,8 +35,9 @@ class Round:
 
     @cached_property
     def _neighbours(self) -> list[list[int]]:
-        dropping = 1 - self.survivors / max(len(self.givers), 1)
-        return graph.neighbours(self.clients, graph.degree(self.clients, max(dropping, 0.0)), self.seed)
+        dropping = max(1 - self.survivors / max(len(self.givers), 1), 0.0)
+        each = graph.degree(self.clients, dropping) if self.degree is None else self.degree
+        return graph.neighbours(self.clients, each, self.seed)
 
     def neighbours(self, one: int) -> list[int]:
         """With whom `one` has masks, and who hold shares of its secrets."""

@@ -1,7 +1,7 @@
 """Shamir's secret sharing over a prime field: any `threshold` shares give the secret back, fewer say nothing. [Sha79]
 
-A secret of 32 bytes is the value at 0 of a random polynomial of degree threshold - 1; a share is its value at a holder's
-own point.
+A secret of 32 bytes is the value at 0 of a random polynomial of degree threshold - 1; a share is its value at a
+holder's own point.
 """
 
 from __future__ import annotations
