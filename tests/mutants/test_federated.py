@@ -86,10 +86,10 @@ def test_a_weighted_average_with_the_noise_of_an_unweighted_one():
     assert not fair.refutes(stated)
 
 
-def test_there_is_no_way_to_weigh_clients_here(vectors=np.eye(8)):
+def test_there_is_no_way_to_weigh_clients_here():
     """Contributions are clipped one by one: a client that multiplies its vector by its examples gains nothing."""
     small = plan(noise=0.05)
-    found = secure.sum(vectors * np.array([[1e6], *[[1.0]] * 7]), small)
+    found = secure.sum(np.eye(8) * np.array([[1e6], *[[1.0]] * 7]), small)
     assert np.abs(found - 1).max() < 1.0
 
 

@@ -25,7 +25,7 @@ from terrine.events import Event, Repeated
 from terrine.federated.adding import add
 from terrine.federated.drawing import Drawn, draw
 from terrine.federated.plan import Adaptive, Plan
-from terrine.federated.quantise import Floats, clipped
+from terrine.federated.quantise import Floats, with_bit
 from terrine.federated.secure.server import TooFewSurvivors
 from terrine.mechanisms import exact
 from terrine.receipts import Charged
@@ -203,7 +203,7 @@ class Federation:
             change: Floats = torch.cat(parts).double().cpu().numpy()
         if not isinstance(self.plan.clip, Adaptive):
             return change
-        return with_bit(change, self._bound, self.plan.clip)
+        return with_bit(change, self._bound, self.plan.clip.weight)
 
     def _step(self, mean: Floats) -> None:
         if isinstance(self.plan.clip, Adaptive):
@@ -218,13 +218,6 @@ class Federation:
             one.grad = -part.view_as(one)
             at += one.numel()
         self._optimizer.step()
-
-
-def with_bit(change: Floats, bound: float, clip: Adaptive) -> Floats:
-    """(x / C, weight (bit - 1/2)), with x clipped to C first."""
-    norm = float(np.linalg.norm(change))
-    bit = 0.5 if norm <= bound else -0.5
-    return np.append(clipped(change, bound) / bound, clip.weight * bit)
 
 
 def _pairs(first: nn.Module, second: nn.Module) -> Iterable[tuple[Tensor, Tensor]]:

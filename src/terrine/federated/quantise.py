@@ -103,6 +103,12 @@ def clipped(vector: Floats, bound: float) -> Floats:
     return vector * factor if factor < 1 else vector
 
 
+def with_bit(change: Floats, bound: float, weight: float) -> Floats:
+    """(x / C, weight (bit - 1/2)): x clipped to C, and whether it was within, as `plan.Adaptive` wants it."""
+    inside = bool(np.isfinite(change).all()) and float(np.linalg.norm(change)) <= bound
+    return np.append(clipped(change, bound) / bound, weight * (0.5 if inside else -0.5))
+
+
 def hadamard(vector: Floats) -> Floats:
     """The orthonormal Walsh-Hadamard transform, its own inverse; the length is a power of two."""
     turned, half = vector.copy(), 1

@@ -14,6 +14,7 @@ list: no two lists can both be answered by enough clients.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.federated.secure import keys, shamir
+from terrine.federated.secure.keeping import dump, keys_from_dict, keys_to_dict
 from terrine.federated.secure.keys import Identity, Words
 from terrine.federated.secure.rounds import Advertised, Round, Unmasking
 from terrine.rng import SYSTEM, Source
@@ -138,6 +140,28 @@ class Client:
         own = {one: held[0] for one, held in self._held.items() if one in alive}
         pairwise = {one: held[1] for one, held in self._held.items() if one not in alive}
         return Unmasking(self.index, own, pairwise)
+
+    def kept(self) -> str:
+        """This client with its secrets, as text for its own disk."""
+        return dump(
+            {
+                "secrets": [one.hex() for one in (self._sealing.private, self._masking.private, self._own)],
+                "others": [keys_to_dict(one) for one in self._others.values()],
+                "held": {str(one): [first.hex(), second.hex()] for one, (first, second) in self._held.items()},
+                "survivors": list(self._survivors),
+                "done": self._done,
+            }
+        )
+
+    def restore(self, kept: str) -> None:
+        """Go on where `kept` was written."""
+        record = json.loads(kept)
+        sealing, masking, self._own = (bytes.fromhex(one) for one in record["secrets"])
+        self._sealing, self._masking = keys.Agreeing(sealing), keys.Agreeing(masking)
+        self._others = {one["client"]: keys_from_dict(one) for one in record["others"]}
+        held = {int(one): [bytes.fromhex(text) for text in both] for one, both in record["held"].items()}
+        self._held = {one: (first, second) for one, (first, second) in held.items()}
+        self._survivors, self._done = tuple(record["survivors"]), record["done"]
 
     def _enter(self, stage: str) -> None:
         place = _STAGES.index(stage)
