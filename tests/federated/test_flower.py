@@ -1,13 +1,5 @@
 """Terrine on Flower: the mod and the strategy over a grid in this process; and, slowly, Flower's own runtimes."""
 
-import os
-import shutil
-import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -19,6 +11,7 @@ from flwr.clientapp import ClientApp
 from terrine import federated
 from terrine.errors import BudgetExceeded, InvalidArgument, OutOfOrder
 from terrine.federated import flower
+from tests.federated.runtime import Runtime, free_ports
 
 NODES = 6
 
@@ -160,3 +153,38 @@ def test_nothing_but_masked_numbers_leaves_a_client():
     started(flower.PrivateStrategy(plan), grid)
     assert all(not one.metric_records for one in seen)
     assert {name for one in seen for name in one.array_records} == {"masked"}
+
+
+@pytest.mark.slow
+def test_deployed_on_loopback(tmp_path):
+    """A SuperLink and three SuperNodes, each message in a process of its own."""
+    link, *nodes = free_ports(4)
+    with Runtime(tmp_path) as runtime:
+        runtime.start(
+            "flower-superlink", "--insecure", "--port", str(link), "--disable-runtime-dependency-installation"
+        )
+        runtime.connect(link)
+        for place, port in enumerate(nodes):
+            parts = f"partition-id={place} num-partitions=3"
+            address = ["--superlink", f"127.0.0.1:{link}", "--port", str(port)]
+            runtime.start("flower-supernode", "--insecure", *address, "--node-config", parts)
+        found = runtime.run(500, clients=3, per_round=3, survivors=2, rounds=1)
+    assert found["closed"] == 0
+    assert found["epsilon"] <= 8
+    assert "accuracy" in found
+
+
+@pytest.mark.slow
+def test_simulated_by_ray(tmp_path):
+    """Flower's simulation: virtual nodes, Ray's processes."""
+    pytest.importorskip("ray")
+    (link,) = free_ports(1)
+    with Runtime(tmp_path) as runtime:
+        runtime.start(
+            "flower-superlink", "--insecure", "--port", str(link), "--simulation",
+            "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+        runtime.connect(link, "\n[superlink.here.options]\nnum-supernodes = 4\nbackend.client-resources.num-cpus = 1\n")
+        found = runtime.run(500, clients=4, per_round=4, survivors=3, rounds=2)
+    assert found["closed"] == 0
+    assert "accuracy" in found

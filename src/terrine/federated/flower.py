@@ -34,7 +34,17 @@ from terrine.receipts import Charged
 from terrine.rng import SYSTEM, Seeded, Source
 
 try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+    from flwr.app import (
+        Array,
+        ArrayRecord,
+        ConfigRecord,
+        Context,
+        Error,
+        Message,
+        MessageType,
+        MetricRecord,
+        RecordDict,
+    )
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Strategy
 except ImportError as error:
@@ -74,9 +84,7 @@ def private_mod(plan: Plan, *, identities: Mapping[int, bytes] | None = None) ->
 class _Answering:
     """One client and one message."""
 
-    def __init__(
-        self, plan: Plan, identities: Mapping[int, bytes] | None, message: Message, context: Context
-    ) -> None:
+    def __init__(self, plan: Plan, identities: Mapping[int, bytes] | None, message: Message, context: Context) -> None:
         self._plan, self._identities, self._message, self._context = plan, identities, message, context
         asked = message.content.config_records[RECORD]
         self._stage, self._told = str(asked["stage"]), json.loads(str(asked["told"]))
@@ -343,7 +351,7 @@ class _Running:
         agreed = self._ask("agree", {one: {"survivors": survivors} for one in survivors})
         signatures = {str(one): said["signature"] for one, said in agreed.items()}
         told = {"survivors": survivors, "signatures": signatures}
-        answers = self._ask("unmask", {one: told for one in agreed})
+        answers = self._ask("unmask", dict.fromkeys(agreed, told))
         total = self._server.open(keeping.unmasking_from_dict(one) for one in answers.values())
         return total, len(self._round.givers & set(survivors))
 

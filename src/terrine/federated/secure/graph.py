@@ -11,7 +11,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtr
 
 _SMALL = 24
 _FAILURE = 1e-6
@@ -23,7 +23,7 @@ def degree(clients: int, dropping: float) -> int:
     if clients <= _SMALL:
         return clients - 1
     for even in range(2 * math.ceil(math.log2(clients)), clients - 1, 2):
-        if clients * binom.cdf(threshold(even) - 2, even, 1 - dropping) <= _FAILURE:
+        if clients * bdtr(threshold(even) - 2, even, 1 - dropping) <= _FAILURE:
             return even
     return clients - 1
 
