@@ -14,6 +14,7 @@ from terrine.federated import flower
 from tests.federated.runtime import Runtime, free_ports
 
 NODES = 6
+ALONE = "--disable-runtime-dependency-installation"
 
 
 def a_plan(**changes):
@@ -182,7 +183,7 @@ def test_simulated_by_ray(tmp_path):
     with Runtime(tmp_path) as runtime:
         runtime.start(
             "flower-superlink", "--insecure", "--port", str(link), "--simulation",
-            "--disable-runtime-dependency-installation",
+            ALONE,
         )  # fmt: skip
         runtime.connect(link, "\n[superlink.here.options]\nnum-supernodes = 4\nbackend.client-resources.num-cpus = 1\n")
         found = runtime.run(500, clients=4, per_round=4, survivors=3, rounds=2)

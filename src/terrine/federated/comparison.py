@@ -1,9 +1,10 @@
 """What every way of summing private vectors costs, measured here and now: `terrine sums`.
 
 Each way adds up the same vectors of `parties` people, `length` numbers in [-1, 1] of l2 norm at most 1 each, in fixed
-point. Times are of one client (the mean over some) and of all servers together; bytes are what one client sends. What a
-way protects is not the same: encryption and masks hide inputs from servers, and the result tells what it tells; noise
-protects the people in the result, and hides inputs only where it is added before they are sent.
+point. Times are seconds of a processor, so that a busy machine does not change them: of one client (the mean over some)
+and of all servers together; bytes are what one client sends. What a way protects is not the same: encryption and masks
+hide inputs from servers, and the result tells what it tells; noise protects the people in the result, and hides inputs
+only where it is added before they are sent.
 """
 
 from __future__ import annotations
@@ -81,17 +82,17 @@ class Task:
     @contextmanager
     def client(self, count: int = 1) -> Iterator[None]:
         """Time of `count` clients."""
-        begin = time.perf_counter()
+        begin = time.process_time()
         yield
-        self.clients += time.perf_counter() - begin
+        self.clients += time.process_time() - begin
         self.timed += count
 
     @contextmanager
     def server(self) -> Iterator[None]:
         """Time of the servers."""
-        begin = time.perf_counter()
+        begin = time.process_time()
         yield
-        self.servers += time.perf_counter() - begin
+        self.servers += time.process_time() - begin
 
     def cost(self, way: str, kind: str, size: int, total: NDArray[Any], **said: str) -> Cost:
         """What was measured."""
@@ -131,8 +132,9 @@ def _noise_at_the_server(task: Task) -> Cost:
     noise = lattice.noise(lattice.Shape.GAUSSIAN, _deviation(task))
     with task.client(task.parties):
         sent = [one.astype(np.int32) for one in task.values]
+    noise.sample(task.length, SYSTEM)  # once beforehand: the first draw of a process is slower
     with task.server():
-        total = np.sum(sent, axis=0, dtype=np.int64) + noise.sample(task.length, SYSTEM)
+        total = np.asarray(np.sum(sent, axis=0, dtype=np.int64) + noise.sample(task.length, SYSTEM))
     said = {"dropouts": "any", "trusted": "the server, with every input", "protects": "people in the result"}
     return task.cost("noise at a trusted server", "noise", 4 * task.length, total, **said)
 
@@ -144,7 +146,7 @@ def _local_noise(task: Task) -> Cost:
         with task.client():
             sent.append((one + noise.sample(task.length, SYSTEM)).astype(np.int32))
     with task.server():
-        total = np.sum(sent, axis=0, dtype=np.int64)
+        total = np.asarray(np.sum(sent, axis=0, dtype=np.int64))
     said = {"dropouts": "any", "trusted": "nobody", "protects": "inputs and people in the result"}
     return task.cost("local noise", "noise", 4 * task.length, total, **said)
 
@@ -215,7 +217,7 @@ def _additive(task: Task) -> Cost:
             held.append(part)
     with task.server():
         sums = [np.sum(held, axis=0, dtype=np.uint32) for held in shares]
-        total = np.sum(sums, axis=0, dtype=np.uint32).view(np.int32)
+        total = np.asarray(np.sum(sums, axis=0, dtype=np.uint32)).view(np.int32)
     said = {"dropouts": "any client, no server", "trusted": "one server of three", "protects": "inputs"}
     return task.cost("additive shares, 3 servers", "secret sharing", 4 * _SERVERS * task.length, total, **said)
 

@@ -5,8 +5,8 @@
                      strategy.start(grid, initial_arrays=..., num_rounds=plan.rounds)
 
 Both are given the same plan. `configure_train` charges, draws the clients and exchanges their keys; `aggregate_train`
-adds up masked whole numbers, asks for the shares of masks and opens the sum. The mod hands the app's update on under its
-masks and nothing else: no metrics, no number of examples. Clients are not asked to evaluate.
+adds up masked whole numbers, asks for the shares of masks and opens the sum. The mod hands the app's update on under
+its masks and nothing else: no metrics, no number of examples. Clients are not asked to evaluate.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class _Answering:
         return str(self._state[name])
 
 
-class PrivateStrategy(Strategy):
+class PrivateStrategy(Strategy):  # type: ignore[misc]
     """Federated averaging with masked whole numbers and noise inside.
 
     Guarantee: what it hands on after all rounds costs at most `plan.event`; the account is charged for every round
@@ -208,7 +208,9 @@ class PrivateStrategy(Strategy):
         self._array_key, self._config_key = arrayrecord_key, configrecord_key
         self._rng: Source = SYSTEM if plan.seed is None else Seeded(plan.seed)
         self._bound = plan.clip.initial if isinstance(plan.clip, Adaptive) else plan.clip
-        self._rounds, self._optimizer, self._weights = 0, None, None
+        self._rounds = 0
+        self._optimizer: Any = None
+        self._weights: Any = None
         self._running: _Running | None = None
 
     def summary(self) -> None:
@@ -244,7 +246,9 @@ class PrivateStrategy(Strategy):
         return messages
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,  # noqa: ARG002
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Open the round's sum, and take the server's step; nothing where too few survived."""
         running, self._running = self._running, None

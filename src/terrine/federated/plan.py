@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -188,9 +188,7 @@ class Plan:
         return found
 
     def _widened(self, factor: float, survivors: int) -> Event:
-        from dataclasses import replace
-
-        leaf = self.sums.event(self.noise, self.per_round, self.dimension)
+        leaf: Any = self.sums.event(self.noise, self.per_round, self.dimension)
         changes: dict[str, Any] = {"noise": self.noise * factor}
         if isinstance(self.sums, DiscreteGaussian):
             changes["shares"] = survivors - self.sums.colluding
@@ -204,7 +202,8 @@ class Plan:
         return event if self.seed is None else Reproducible(event)
 
     def _check_kinds(self) -> None:
-        if not isinstance(self.sums, Central | Skellam | DiscreteGaussian):
+        sums: Any = self.sums
+        if not isinstance(sums, Central | Skellam | DiscreteGaussian):
             raise check.refuse("sums", self.sums, "federated.Central(), Skellam(...) or DiscreteGaussian(...)")
         if isinstance(self.sampling, type) or not hasattr(self.sampling, "event"):
             raise check.refuse("sampling", self.sampling, "a way of drawing clients, such as federated.Poisson()")

@@ -88,7 +88,8 @@ class Quantiser:
     def _signs(self) -> Floats:
         words = np.random.Philox(self.signs_seed).random_raw(-(-self.length // 64))
         bits = np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little")[: self.length]
-        return 1.0 - 2.0 * bits
+        signs: Floats = 1.0 - 2.0 * bits.astype(np.float64)
+        return signs
 
 
 def clipped(vector: Floats, bound: float) -> Floats:

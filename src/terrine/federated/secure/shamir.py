@@ -7,6 +7,7 @@ holder's own point.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from terrine.errors import InvalidArgument
 from terrine.mechanisms.exact import below
@@ -40,14 +41,21 @@ def join(shares: dict[int, bytes], threshold: int) -> bytes:
     if len(shares) < threshold:
         raise InvalidArgument(f"{len(shares)} shares of a secret: want {threshold}")
     chosen = dict(list(shares.items())[:threshold])
-    total = 0
-    for point, share in chosen.items():
-        over = under = 1
-        for other in chosen:
-            if other != point:
-                over, under = over * other % PRIME, under * (other - point) % PRIME
-        total += int.from_bytes(share) * over * pow(under, -1, PRIME)
-    total %= PRIME
+    weights = _weights(tuple(chosen))
+    total = sum(int.from_bytes(share) * weight for share, weight in zip(chosen.values(), weights, strict=True)) % PRIME
     if total >= 1 << 256:
         raise InvalidArgument("shares that do not belong together: want those of one secret")
     return total.to_bytes(32)
+
+
+@lru_cache(maxsize=64)
+def _weights(points: tuple[int, ...]) -> list[int]:
+    """What each point's value counts at 0."""
+    found = []
+    for point in points:
+        over = under = 1
+        for other in points:
+            if other != point:
+                over, under = over * other % PRIME, under * (other - point) % PRIME
+        found.append(over * pow(under, -1, PRIME) % PRIME)
+    return found
