@@ -46,7 +46,7 @@ WAYS = ("not private", "central", "skellam", "discrete gaussian", "local")
 
 def accuracy(arguments: argparse.Namespace) -> None:
     found = datasets.mnist()
-    data = [torch.from_numpy(one).float() / 255 for one in (found.train, found.test)]
+    data = [torch.from_numpy(one.copy()).float() / 255 for one in (found.train, found.test)]
     labels = torch.from_numpy(found.train_labels), torch.from_numpy(found.test_labels)
     rows = cut(found.train_labels, CLIENTS, 2 if arguments.two_classes else None)
     clients = [(data[0][part], labels[0][part]) for part in rows]
@@ -77,7 +77,7 @@ def run(settings: dict[str, Any], clients: list[Any], x: torch.Tensor, y: torch.
             with torch.no_grad():
                 curve.append((done, float((model(x).argmax(dim=1) == y).float().mean())))
 
-    local = federated.Local(lambda parameters: torch.optim.SGD(parameters, lr=0.1), epochs=2, batch=20)
+    local = federated.Local(lambda parameters: torch.optim.SGD(parameters, lr=0.1), epochs=2, batch=30)
     federation = federated.Federation(model, plan, clients, local=local, full=False)
     federation.fit(after=measure)
     private = settings["way"] != "not private"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from terrine import accounting, federated
-from terrine.errors import BudgetExceeded, InvalidArgument
+from terrine.errors import BudgetExceeded, InvalidArgument, TerrineError
 from terrine.events import Budget, Gaussian, PoissonSampled, Repeated, Skellam, Unit, is_reproducible
 from terrine.federated.drawing import draw
 from terrine.rng import Seeded
@@ -117,3 +117,18 @@ def test_the_plan_is_for_gaussian_noise_where_the_server_is_trusted():
     plan = federated.Plan(**ASKED)
     assert isinstance(plan.event.event.event, Gaussian)
     assert plan.dropouts().keys() == {0}
+
+
+@pytest.mark.parametrize("bits", [9, 10, 12, 16, 32])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("epsilon", [0.5, 8.0, 15.0])
+def test_few_bits_are_calibrated_or_refused_in_words(bits, kind, epsilon):
+    """Few grid steps cost a little more noise; too few are refused, and nothing is found by luck."""
+    try:
+        plan = federated.Plan(clients=60, per_round=12, rounds=20, clip=1.0, budget=Budget(epsilon, 1e-3),
+                              sums=kind(bits=bits, survivors=10))  # fmt: skip
+    except TerrineError as refusal:
+        assert bits < 12
+        assert "bits" in str(refusal) or "narrow" in str(refusal)
+        return
+    assert 0.9 * epsilon < plan.epsilon <= epsilon

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 from terrine import accounting, check
 from terrine.accounting import Bounds
 from terrine.accounting.calibrate import Search
-from terrine.errors import BudgetExceeded, InvalidArgument, WeakGuarantee
-from terrine.events import Budget, Event, PoissonSampled, Repeated, Reproducible
+from terrine.accounting.integer_noise import reduced
+from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent, WeakGuarantee
+from terrine.events import Budget, Event, Gaussian, PoissonSampled, Repeated, Reproducible, Unit
 from terrine.federated.sums import Central, DiscreteGaussian, Skellam
 
 _FOUND_BY_THE_PLAN: Any = None
@@ -194,6 +195,15 @@ class Plan:
             changes["shares"] = survivors - self.sums.colluding
         return self.sampling.event(replace(leaf, **changes), rate=self.rate, rounds=self.rounds)
 
+    def _searched(self, noise: float) -> Event:
+        """The run's event at `noise`; where so few grid steps have no proven price, something dearer."""
+        try:
+            release = self.sums.event(noise, self.per_round, self.dimension)
+            reduced(release)
+        except (UnsupportedEvent, InvalidArgument):
+            release = Gaussian(noise=noise / 100, unit=Unit.CLIENT)
+        return self._stamped(self.sampling.event(release, rate=self.rate, rounds=self.rounds))
+
     def _event(self, noise: float, rounds: int) -> Event:
         release = self.sums.event(noise, self.per_round, self.dimension)
         return self._stamped(self.sampling.event(release, rate=self.rate, rounds=rounds))
@@ -215,17 +225,17 @@ class Plan:
 
     def _settled_delta(self) -> float:
         if self.budget is None:
-            if self.noise is None or self.delta is None:
+            if _left_out(self.noise) or _left_out(self.delta):
                 raise InvalidArgument("Plan: want budget=Budget(epsilon, delta), or noise= and delta=")
             return check.open_unit("delta", self.delta)
-        if self.delta is not None and self.delta != self.budget.delta:
+        if not _left_out(self.delta) and self.delta != self.budget.delta:
             raise InvalidArgument(f"delta={self.delta}, budget.delta={self.budget.delta}: want one of them")
         return check.open_unit("delta", self.budget.delta, "this noise cannot keep delta 0")
 
     def _settled_noise(self) -> float:
-        if self.noise is None:
+        if _left_out(self.noise):
             assert self.budget is not None
-            return float(accounting.calibrate(lambda noise: self._event(noise, self.rounds), self.budget, over=_NOISE))
+            return float(accounting.calibrate(self._searched, self.budget, over=_NOISE))
         noise = check.positive("noise", self.noise, "leave it out and the plan chooses it")
         if self.budget is not None:
             cost = accounting.delta(self._event(noise, self.rounds), epsilon=self.budget.epsilon)
@@ -235,3 +245,7 @@ class Plan:
                     "leave noise out and the plan chooses it"
                 )
         return noise
+
+
+def _left_out(value: Any) -> bool:
+    return value is None
