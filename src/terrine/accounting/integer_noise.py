@@ -67,6 +67,8 @@ def as_gaussian(event: Skellam | SummedDiscreteGaussian) -> Gaussian:
             raise _narrow(event, f"a variance of at least {_LEAST_VARIANCE:g}")
         falls = -math.log1p(-(1 + 0.5 / variance) / variance)
     else:
+        if variance < _LEAST_SHARE**2:
+            raise _narrow(event, f"a scale of at least {_LEAST_SHARE:g}")
         falls = 1 / variance + 2 * unevenness(event)
     falls *= 1 + 1e-13
     like = (1 + math.sqrt(1 - falls / 3)) / (2 * falls)  # the larger s^2 with 1/s^2 - 1/(12 s^4) = falls

@@ -26,6 +26,8 @@ def skellam(side: Side, event: Skellam, cut: float) -> Measure:
     deviation = event.noise * event.sensitivity
     variance = deviation**2
     if side.upper:
+        if variance < 4:
+            raise OutOfReach
         squared = event.sensitivity**2  # whole numbers: no l1 norm is above the square of the l2 norm
         excess = (2 * _ORDERS + 5) * squared / (4 * variance**2)
         return _from_curve(side, event.noise, np.minimum(excess, 1.5 * squared / variance))
@@ -47,7 +49,7 @@ def skellam(side: Side, event: Skellam, cut: float) -> Measure:
 def summed_discrete_gaussian(side: Side, event: SummedDiscreteGaussian, cut: float) -> Measure:
     """Lower: one discrete Gaussian of the whole variance, with masses and losses as unsure as [KLS21] says."""
     share = event.noise * event.sensitivity / math.sqrt(event.shares)
-    if share < 0.5 or event.shares > 10**6:
+    if share < 1 or event.shares > 10**6:
         raise OutOfReach
     k = np.arange(1, event.shares)
     unsure = 10 * float(np.exp(-2 * math.pi**2 * share**2 * (k / (k + 1))).sum()) * (1 + 1e-9) + FLOOR
