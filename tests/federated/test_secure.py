@@ -183,8 +183,8 @@ def test_masks_are_keystreams_of_256_bit_keys():
 class Table:
     """Four clients who have sent their masked vectors."""
 
-    def __init__(self, clients=4, survivors=3):
-        self.round = secure.Round(b"one", clients, frozenset(range(clients)), survivors, 8, 20)
+    def __init__(self, clients=4, survivors=3, length=8):
+        self.round = secure.Round(b"one", clients, frozenset(range(clients)), survivors, length, 20)
         identities = [secure.Identity(keys.secret(SYSTEM)) for _ in range(clients)]
         known = {index: one.public for index, one in enumerate(identities)}
         self.clients = [secure.Client(index, self.round, one, known) for index, one in enumerate(identities)]
@@ -266,6 +266,18 @@ def test_keys_that_the_server_made_up_are_not_used():
         table.clients[0].share([table.keys[1], table.keys[2], other.keys[3]])
 
 
+def test_clients_who_were_told_different_facts_do_not_go_on():
+    """The server tells one client that another gives no noise."""
+    table = Table()
+    other = secure.Round(b"one", 4, frozenset({0, 1, 2}), 3, 8, 20)
+    identities = {index: one._identity for index, one in enumerate(table.clients)}
+    known = {index: one.public for index, one in identities.items()}
+    misled = secure.Client(3, other, identities[3], known)
+    misled.advertise()
+    with pytest.raises(InvalidArgument, match="signed"):
+        misled.share(table.keys)
+
+
 def test_shares_that_were_changed_on_the_way_are_noticed():
     table = Table()
     sealed = [one.share(table.keys) for one in table.clients]
@@ -277,10 +289,7 @@ def test_shares_that_were_changed_on_the_way_are_noticed():
 
 def test_a_masked_vector_looks_like_noise_alone():
     """One client's masked zeros: uniform, whatever the vector."""
-    table = Table()
-    table.round = secure.Round(b"one", 4, frozenset(range(4)), 3, 1 << 14, 20)
-    for one in table.clients:
-        one.round = table.round
+    table = Table(length=1 << 14)
     server = secure.Server(table.round)
     server.advertised(table.keys)
     server.shared({one.index: one.share(table.keys) for one in table.clients})

@@ -53,8 +53,14 @@ class Round:
         return len(self.givers & set(survivors)) >= self.survivors
 
     def about(self, *what: object) -> bytes:
-        """A text that stands for `what` in this round and no other."""
-        return hashlib.sha256(repr((self.name, self.clients, *what)).encode()).digest()
+        """A text that stands for `what` in this round and no other: two clients who were told different facts about it
+        do not accept each other's signatures."""
+        return hashlib.sha256(self._facts + repr(what).encode()).digest()
+
+    @cached_property
+    def _facts(self) -> bytes:
+        told = (self.clients, sorted(self.givers), self.survivors, self.length, self.bits, self.seed, self.degree)
+        return hashlib.sha256(repr((self.name, *told)).encode()).digest()
 
 
 @dataclass(frozen=True)
