@@ -44,6 +44,7 @@ bench: $(PEERS)
 	$(BIN)/python benchmarks/sgd.py
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/queries.py
+	$(BIN)/python benchmarks/federated.py cost
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo build dist site

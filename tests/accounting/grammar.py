@@ -24,6 +24,8 @@ from terrine.events import (
     Reproducible,
     Selection,
     ShuffledEpoch,
+    Skellam,
+    SummedDiscreteGaussian,
 )
 
 
@@ -46,6 +48,8 @@ leaves = st.one_of(
     st.builds(Laplace, noise=noises),
     st.builds(DiscreteLaplace, noise=noises, sensitivity=st.integers(1, 1000)),
     st.builds(DiscreteGaussian, noise=noises, sensitivity=st.integers(1, 50), scalar=st.booleans()),
+    st.builds(Skellam, noise=noises, sensitivity=powers_of_ten(0, 4)),
+    st.builds(SummedDiscreteGaussian, noise=noises, sensitivity=powers_of_ten(0, 4), shares=st.integers(1, 200)),
     st.builds(RandomizedResponse, epsilon=epsilons),
     st.builds(PureDP, epsilon=epsilons),
     st.builds(Selection, epsilon=epsilons, monotone=st.booleans()),

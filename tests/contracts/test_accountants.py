@@ -22,6 +22,8 @@ from terrine.events import (
     RandomStopping,
     Repeated,
     Reproducible,
+    Skellam,
+    SummedDiscreteGaussian,
 )
 
 ACCOUNTANTS = {
@@ -36,6 +38,9 @@ EVENTS = {
     "laplace": lambda noise: Laplace(noise=noise),
     "randomized response": lambda noise: RandomizedResponse(epsilon=1 / noise),
     "pure": lambda noise: PureDP(epsilon=1 / noise),
+    "skellam": lambda noise: Skellam(noise=noise, sensitivity=300.0),
+    "summed discrete gaussians": lambda noise: SummedDiscreteGaussian(noise=noise, sensitivity=90.5, shares=12),
+    "federated": lambda noise: Repeated(PoissonSampled(Skellam(noise=noise, sensitivity=40.0), rate=0.02), times=50),
     "dp-sgd": lambda noise: Repeated(PoissonSampled(Gaussian(noise=noise), rate=0.02), times=50),
 }
 STOPPED = {

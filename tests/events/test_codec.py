@@ -10,6 +10,8 @@ EXAMPLES = [
     e.Gaussian(noise=4.0, neighbours=e.Neighbours.REPLACE_ONE, unit=e.Unit.PERSON),
     e.DiscreteLaplace(noise=1 / 3, sensitivity=2),
     e.DiscreteGaussian(noise=2.5, scalar=False),
+    e.Skellam(noise=1.5, sensitivity=512.25, unit=e.Unit.CLIENT),
+    e.SummedDiscreteGaussian(noise=1.5, sensitivity=512.25, shares=40),
     e.RandomizedResponse(epsilon=1.0986122886681098),
     e.PureDP(epsilon=0.0),
     e.ApproximateDP(epsilon=1.0, delta=1e-9),

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from scipy.optimize import brentq
 
 from terrine import check
-from terrine.accounting import gaussian
+from terrine.accounting import gaussian, integer_noise
 from terrine.accounting.independent import Composition, Part
 from terrine.accounting.inversion import Inversion, choose
 from terrine.accounting.loss_distribution import LARGEST_LISTED, Cells, Losses, Pair, Side, lower, pair, upper
@@ -83,7 +83,7 @@ def epsilon(event: Event, *, delta: float) -> float:
         UnsupportedEvent: some part of the event has no proven bound.
     """
     delta = check.delta("delta", delta)
-    return _Account(event).epsilon(delta, upper)
+    return _Account(integer_noise.reduced(event)).epsilon(delta, upper)
 
 
 @within_floats(by="the certified accountant")
@@ -91,13 +91,13 @@ def delta(event: Event, *, epsilon: float, near: float | None = None) -> float:
     """The tightest proven upper bound on delta at `epsilon`; it comes faster, and no less proven, if it is about
     `near`."""
     epsilon = check.not_negative("epsilon", epsilon)
-    return _Account(event).delta(epsilon, upper, near)
+    return _Account(integer_noise.reduced(event)).delta(epsilon, upper, near)
 
 
 @within_floats(by="the certified accountant")
 def estimate_log_delta(event: Event, *, epsilon: float, near: float) -> float:
     """log of a rough delta, in a millisecond: for searches, never to be reported."""
-    account = _Account(event)
+    account = _Account(integer_noise.reduced(event))
     if account.closed_form is not None:
         return math.log(max(account.closed_form.delta(epsilon, upper), 1e-300))
     coarse = account.composition(upper, _COARSE, near, forward=True)
@@ -124,9 +124,8 @@ def bounds(event: Event, *, delta: float) -> Bounds:
 def delta_bounds(event: Event, *, epsilon: float) -> Bounds:
     """A proven enclosure of the smallest delta at `epsilon`."""
     epsilon = check.not_negative("epsilon", epsilon)
-    account = _Account(event)
-    high = account.delta(epsilon, upper)
-    return Bounds(min(account.delta(epsilon, lower), high), high)
+    high = _Account(integer_noise.reduced(event)).delta(epsilon, upper)
+    return Bounds(min(_Account(event).delta(epsilon, lower), high), high)
 
 
 class _SampledGaussian(NamedTuple):

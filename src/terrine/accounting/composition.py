@@ -13,6 +13,7 @@ from scipy.optimize import minimize_scalar
 from terrine import check
 from terrine.accounting import gaussian
 from terrine.accounting.amplification import poisson
+from terrine.accounting.integer_noise import as_gaussian
 from terrine.accounting.reach import within_floats
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
@@ -35,6 +36,8 @@ from terrine.events import (
     Reproducible,
     Selection,
     ShuffledEpoch,
+    Skellam,
+    SummedDiscreteGaussian,
     leaves,
 )
 
@@ -123,7 +126,7 @@ def needs_delta(event: Event) -> bool:
         case Composed() | Repeated() | Reproducible() | ShuffledEpoch():
             return any(needs_delta(leaf) for leaf, _ in leaves(event))
         case _:
-            return isinstance(event, Gaussian)
+            return isinstance(event, Gaussian | Skellam | SummedDiscreteGaussian)
 
 
 def group(budget: Budget, size: int) -> Budget:
@@ -211,6 +214,8 @@ def _guarantee(event: Event, share: float | None) -> ApproximateDP:
             return ApproximateDP(epsilon=value, delta=0.0)
         case ApproximateDP():
             return event
+        case Skellam() | SummedDiscreteGaussian():
+            return _guarantee(as_gaussian(event), share)
         case Gaussian(noise=noise) if share is not None:
             return ApproximateDP(epsilon=gaussian.epsilon(1 / noise, share), delta=share)
         case PoissonSampled(event=Gaussian(noise=noise), rate=rate, neighbours=Neighbours.REPLACE_ONE) if share:

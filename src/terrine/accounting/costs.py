@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from terrine.accounting import renyi
+from terrine.accounting.integer_noise import as_gaussian
 from terrine.accounting.reach import within_floats
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
@@ -39,6 +40,8 @@ from terrine.events import (
     Reproducible,
     Selection,
     ShuffledEpoch,
+    Skellam,
+    SummedDiscreteGaussian,
 )
 
 _ROUNDING = 1e-12
@@ -116,6 +119,8 @@ def _single(event: Event, orders: tuple[float, ...]) -> Cost:
     match event:
         case Gaussian(noise=noise):
             mu_squared: Fraction | None = _up(1 / written(noise) ** 2)
+        case Skellam() | SummedDiscreteGaussian():
+            mu_squared = _up(1 / written(as_gaussian(event).noise) ** 2)
         case _:
             mu_squared = None if epsilon is None else _pure_mu_squared(float_up(epsilon))
     return Cost(epsilon, delta, mu_squared, _curve(event, epsilon, orders))

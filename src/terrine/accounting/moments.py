@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from terrine import check
 from terrine.accounting import renyi
+from terrine.accounting.integer_noise import reduced
 from terrine.accounting.reach import within_floats
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
@@ -81,5 +82,5 @@ def log_moment(event: Event, order: int) -> float:
 
 
 def _moments(event: Event, largest_order: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    orders = np.arange(1, check.whole("largest_order", largest_order) + 1)
+    orders, event = np.arange(1, check.whole("largest_order", largest_order) + 1), reduced(event)
     return orders.astype(float), np.array([log_moment(event, int(order)) for order in orders])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from terrine import check
-from terrine.accounting import amplification, composition
+from terrine.accounting import amplification, composition, integer_noise
 from terrine.accounting.reach import within_floats
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
@@ -44,6 +44,8 @@ from terrine.events import (
     Reproducible,
     Selection,
     ShuffledEpoch,
+    Skellam,
+    SummedDiscreteGaussian,
 )
 
 Floats = NDArray[np.float64]
@@ -109,6 +111,8 @@ def curve(event: Event, orders: Floats) -> Floats:
             return _gaussian(noise, orders)  # [Mir17] Corollary 3
         case DiscreteGaussian(noise=noise):
             return _gaussian(noise, orders)  # [CKS20] Theorem 4; any dimension by its Corollary 16
+        case Skellam() | SummedDiscreteGaussian():
+            return _gaussian(integer_noise.as_gaussian(event).noise, orders)
         case Laplace(noise=noise):
             return _laplace(noise, orders)
         case DiscreteLaplace(noise=noise):
@@ -197,7 +201,7 @@ def _log_remainder(x: Floats) -> Floats:
 def _sampled(event: Event, inner: Event, rate: float, orders: Floats) -> Floats:
     if rate == 1.0:
         return curve(inner, orders)
-    noise = gaussian_noise(inner)
+    noise = gaussian_noise(integer_noise.reduced(inner))
     if noise is not None:
         return np.array([_sampled_gaussian(rate, noise, float(order)) for order in orders])
     try:

@@ -31,6 +31,7 @@ import numpy as np
 
 from terrine import check, events
 from terrine.accounting import witness_noise as noises
+from terrine.accounting import witness_shared as shared
 from terrine.accounting.witness_measure import (
     UNIT,
     Array,
@@ -173,6 +174,10 @@ def _one(side: Side, event: Event, cut: float) -> Measure:
             return noises.concentrated(side, noise)
         case events.DiscreteGaussian(noise=noise, sensitivity=steps):
             return noises.discrete_gaussian(side, noise, steps, cut)
+        case events.Skellam():
+            return shared.skellam(side, event, cut)
+        case events.SummedDiscreteGaussian():
+            return shared.summed_discrete_gaussian(side, event, cut)
         case events.RandomizedResponse(epsilon=epsilon) | events.PureDP(epsilon=epsilon):
             return noises.two_points(side, epsilon)
         case events.Selection(epsilon=epsilon):

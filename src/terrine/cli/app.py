@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting, audit, demo, ledger, pate, prompt, query, train, verify
+from terrine.cli import accounting, audit, demo, federated, ledger, pate, prompt, query, sums, train, verify
 from terrine.errors import TerrineError, WeakGuarantee
 
 app = typer.Typer(
@@ -34,6 +34,8 @@ app.command("verify")(verify.verify)
 app.add_typer(verify.keys)
 app.command("demo")(demo.demo)
 app.command("query")(query.query)
+app.add_typer(federated.app, name="federated")
+app.command("sums")(sums.sums)
 
 
 @app.command()

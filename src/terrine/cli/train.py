@@ -82,8 +82,8 @@ def train(
             progress=functools.partial(counted, quiet=as_json), quiet=as_json, sign=sign,
         )  # fmt: skip
     if not finished or not folder.has("report.html"):
-        _write_report(folder)
-    _summarise(folder, finished, as_json)
+        write_report(folder)
+    summarise(folder, finished, as_json)
 
 
 def predict(
@@ -121,7 +121,7 @@ def report(
     if not folder.done:
         raise InvalidArgument(f"{run}: not a finished run; want the folder of a finished terrine train")
     verify.refuse_lies(run)
-    _write_report(folder)
+    write_report(folder)
     typer.echo(f"{folder.path / 'report.html'}")
 
 
@@ -180,13 +180,15 @@ def _ask_list(question: str, values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(value.strip() for value in told.split("|") if value.strip())
 
 
-def _write_report(folder: Folder) -> None:
+def write_report(folder: Folder) -> None:
+    """Write report and model card."""
     from terrine.runs import pages
 
     pages.write(folder)
 
 
-def _summarise(folder: Folder, finished: bool, as_json: bool) -> None:
+def summarise(folder: Folder, finished: bool, as_json: bool) -> None:
+    """Print what a run came to."""
     privacy, results = folder.read("privacy.json"), folder.read("results.json")
     if as_json:
         short = {name: value for name, value in privacy.items() if name != "events"}

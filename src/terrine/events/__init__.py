@@ -23,6 +23,8 @@ from terrine.events.noise import (
     PureDP,
     RandomizedResponse,
     Selection,
+    Skellam,
+    SummedDiscreteGaussian,
 )
 from terrine.events.relation import Neighbours, Unit
 from terrine.events.sampling import FixedSizeSampled, PoissonSampled, ShuffledEpoch
@@ -51,6 +53,8 @@ __all__ = [
     "Reproducible",
     "Selection",
     "ShuffledEpoch",
+    "Skellam",
+    "SummedDiscreteGaussian",
     "Unit",
     "from_json",
     "is_reproducible",

@@ -22,6 +22,8 @@ from terrine.events.noise import (
     PureDP,
     RandomizedResponse,
     Selection,
+    Skellam,
+    SummedDiscreteGaussian,
 )
 from terrine.events.relation import Neighbours, Unit
 from terrine.events.sampling import FixedSizeSampled, PoissonSampled, ShuffledEpoch
@@ -111,6 +113,8 @@ Event = (
     | Gaussian
     | DiscreteLaplace
     | DiscreteGaussian
+    | Skellam
+    | SummedDiscreteGaussian
     | RandomizedResponse
     | PureDP
     | Selection

@@ -71,6 +71,39 @@ class DiscreteGaussian(_GridNoise):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _VectorNoise(_Noise):
+    sensitivity: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "sensitivity", check.positive("sensitivity", self.sensitivity, "in l2, grid steps"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skellam(_VectorNoise):
+    """A vector of whole numbers plus, in every entry, the difference of two Poisson variables of equal mean.
+
+    One unit moves the vector by whole numbers, at most `sensitivity` in l2, in grid steps; the noise has the standard
+    deviation `noise` x `sensitivity`, however many people each added a share of it.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummedDiscreteGaussian(_VectorNoise):
+    """A vector of whole numbers plus, in every entry, the sum of `shares` discrete Gaussians.
+
+    One unit moves the vector by whole numbers, at most `sensitivity` in l2, in grid steps. Each of the shares has the
+    scale `noise` x `sensitivity` / sqrt(`shares`): the sum is nearly, not exactly, a discrete Gaussian.
+    """
+
+    shares: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "shares", check.whole("shares", self.shares))
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Pure(Leaf):
     epsilon: float
 

@@ -43,6 +43,8 @@ def shared(privacy: dict[str, Any], results: dict[str, Any], allowed: Profile) -
 
 def _counted(privacy: dict[str, Any]) -> str:
     """How many private rows or people there were, in words."""
-    if "people" not in privacy:
-        return f"{privacy['examples']:,} private examples"
-    return f"the rows of {privacy['people']:,} private people"
+    if "clients" in privacy:
+        return f"the data of {privacy['clients']:,} clients"
+    if "people" in privacy:
+        return f"the rows of {privacy['people']:,} private people"
+    return f"{privacy['examples']:,} private examples"

@@ -24,7 +24,7 @@ def short(privacy: dict[str, Any], words: str) -> Answers:
         ("Who is protected?", _unit(privacy)),
         ("Against which difference?", f"Neighbours ({privacy['neighbours']}) are {relation}."),
         ("How much can be learned?", f"{words[0].upper()}{words[1:]}"),
-        ("Who has to be trusted?", _TRUST),
+        ("Who has to be trusted?", _trust(privacy)),
         ("What was released, and what was not?", _RELEASED),
         ("What was done to the data before?", _processing(privacy)),
         ("Was anything tuned on the data?", _sentence(privacy.get("tuning") or _NOT_TUNED)),
@@ -46,7 +46,19 @@ def full(privacy: dict[str, Any], receipt: dict[str, Any], words: str) -> Answer
     return answers
 
 
-_TRUST = (
+def _trust(privacy: dict[str, Any]) -> str:
+    if "clients" not in privacy:
+        return _CENTRAL
+    insiders = f"For whoever knows who took part in each round, epsilon is {privacy['epsilon_for_insiders']:.4g}."
+    if "masked" not in privacy["sums"]:
+        return f"The server: it sees every client's update and adds the noise. {insiders}"
+    return (
+        f"No single client, and the server only to follow the protocol: it sees masked updates and a sum that already "
+        f"holds the noise. At most {privacy['colluding']} clients may tell others their share of it. {insiders}"
+    )
+
+
+_CENTRAL = (
     "Whoever ran the training: the raw rows were on that machine (the central model). Nobody who only has the files "
     "that are handed on."
 )
@@ -66,6 +78,8 @@ _TIMING = (
 
 
 def _unit(privacy: dict[str, Any]) -> str:
+    if privacy["unit"] == "client":
+        return "One client of the federation, with all its data. Who knows which clients took part sees more (below)."
     if privacy["unit"] != "person":
         return (
             f"One {privacy['unit']}, which is one row of the data. Somebody with several rows is protected less, by "

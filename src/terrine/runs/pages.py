@@ -21,10 +21,12 @@ _KEYS = {
     "unit": "protected unit",
     "neighbours": "neighbours",
     "sampler": "sampler",
+    "clients": "clients",
     "examples": "private examples",
     "people": "private people",
     "rows_per_person": "rows of a person that count at a time",
     "contribution": "what a person adds",
+    "sums": "sums",
     "lot": "expected lot",
     "rate": "sampling rate",
     "steps": "steps",
@@ -62,7 +64,8 @@ def audited(folder: Folder, *, confidence: float = 0.95) -> dict[str, Any] | Non
     evidence = one_run.guess(*held.canaries, confidence=confidence)
     found = verdict(held.claim, evidence)
     privacy = folder.read(PRIVACY)
-    pairs, noun = privacy["method"] == "PATE", "people" if privacy["unit"] == "person" else "rows"
+    pairs = privacy["method"] == "PATE"
+    noun = {"person": "people", "client": "clients"}.get(privacy["unit"], "rows")
     curve = roc(Scores.split(*held.canaries)) if 0 < held.canaries[1].sum() < len(held.canaries[1]) else None
     return {
         "rows": len(held.canaries[1]),
@@ -77,8 +80,10 @@ def audited(folder: Folder, *, confidence: float = 0.95) -> dict[str, Any] | Non
 
 def command(asked: dict[str, Any]) -> str:
     """The command that asks for this run."""
-    words = ["terrine", "train", *([asked["table"]] if asked["table"] else [])]
+    words = [*asked.get("command", "terrine train").split(), *([asked["table"]] if asked.get("table") else [])]
     for name, value in asked.items():
+        if name == "command":
+            continue
         if value is True:
             words.append(f"--{name.replace('_', '-')}")
         elif value is not None and value is not False and name != "table" and not (name == "method" and value == "sgd"):

@@ -16,6 +16,8 @@ from terrine.events import (
     Gaussian,
     PoissonSampled,
     RandomStopping,
+    Skellam,
+    SummedDiscreteGaussian,
     Unit,
     is_reproducible,
     leaves,
@@ -28,6 +30,8 @@ from terrine.rounding import up
 from terrine.verify.manifest import ASKED, CARD, EVENTS, PRIVACY, RESULTS, read_json
 from terrine.verify.unchecked import Unchecked
 
+_COUNTED = {Unit.EXAMPLE: "examples", Unit.PERSON: "people", Unit.CLIENT: "clients"}
+_METHODS = {"sgd": "DP-SGD", "pate": "PATE", "federated": "federated averaging"}
 _SAME = 1e-6  # relative: what an epsilon computed elsewhere may differ by
 
 
@@ -83,27 +87,28 @@ def seed(folder: Path) -> str:
 def facts(folder: Path) -> str:
     """Noise, sampling rate, steps and counts are those of the events."""
     privacy, event = claimed(folder)
-    person = settled_unit(event) is Unit.PERSON
-    name, other = ("people", "examples") if person else ("examples", "people")
-    if name not in privacy or other in privacy:
-        raise InvalidArgument(
-            f"{PRIVACY}: its events protect one {settled_unit(event).value}; want {name}, not {other}"
-        )
+    name = _COUNTED[settled_unit(event)]
+    if name not in privacy or any(other in privacy for other in _COUNTED.values() if other != name):
+        raise InvalidArgument(f"{PRIVACY}: its events protect one {settled_unit(event).value}; want {name} alone")
     count = _whole(privacy, name)
     said = check.weakness(privacy["epsilon"], privacy["delta"], units=count)
     if bool(privacy["weak_guarantee"]) != bool(said):
         raise InvalidArgument(f"{PRIVACY}: weak_guarantee says {privacy['weak_guarantee']!r}; the numbers say {said!r}")
-    return _trained(privacy, event, count) if privacy["method"] == "DP-SGD" else _labels(privacy, event)
+    return _labels(privacy, event) if privacy["method"] == "PATE" else _trained(privacy, event, count)
 
 
 def _trained(privacy: dict[str, Any], event: Event, count: int) -> str:
     lot, steps = _whole(privacy, "lot"), _whole(privacy, "steps")
     wanted = (_number(privacy, "noise"), _number(privacy, "rate"), steps)
     words = f"noise {wanted[0]:.5g}, rate {wanted[1]:.5g}, {steps} steps"
-    if wanted[1] != lot / count or steps != max(1, round(_number(privacy, "epochs") * count / lot)):
-        raise InvalidArgument(f"{PRIVACY}: {words} are not lots of {lot} of {count} in {privacy['epochs']} epochs")
+    if wanted[1] != lot / count:
+        raise InvalidArgument(f"{PRIVACY}: {words} are not lots of {lot} of {count}")
     if wanted not in _trainings(event):
         raise InvalidArgument(f"{PRIVACY}: {words}: not in its events")
+    if privacy["method"] == "federated averaging":
+        return f"{words} (rounds), as in the events"
+    if privacy["method"] != "DP-SGD" or steps != max(1, round(_number(privacy, "epochs") * count / lot)):
+        raise InvalidArgument(f"{PRIVACY}: {words} are not {privacy['epochs']} epochs of {privacy['method']}")
     if privacy["sampler"] != f"Poisson: every {privacy['unit']} falls into each lot independently":
         raise InvalidArgument(f"{PRIVACY}: sampler {privacy['sampler']!r}; its events are of Poisson lots")
     if (
@@ -122,9 +127,9 @@ def asked(folder: Path) -> str:
     differs = {
         "epsilon": privacy["epsilon"] > _number(told, "epsilon") * (1 + _SAME),
         "delta": told["delta"] not in (None, privacy["delta"]),
-        "person": (told["person"] is not None) != (settled_unit(event) is Unit.PERSON),
+        "person": (told.get("person") is not None) != (settled_unit(event) is Unit.PERSON),
         "test_seed": (told["test_seed"] is not None) != is_reproducible(event),
-        "method": {"sgd": "DP-SGD", "pate": "PATE"}.get(told["method"]) != privacy["method"],
+        "method": _METHODS.get(told.get("method", "federated")) != privacy["method"],
     }
     if wrong := [name for name, differing in differs.items() if differing]:
         raise InvalidArgument(
@@ -153,7 +158,8 @@ def _trainings(event: Event) -> list[tuple[float, float, int]]:
     found = []
     for part, times in leaves(event):
         match part:
-            case PoissonSampled(event=Gaussian(noise=noise), rate=rate):
+            case PoissonSampled(event=Gaussian() | Skellam() | SummedDiscreteGaussian() as noisy, rate=rate):
+                noise = noisy.noise
                 found.append((noise, rate, times))
             case RandomStopping(event=inner):
                 for one in getattr(inner, "parts", (inner,)):

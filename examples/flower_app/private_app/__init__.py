@@ -1,0 +1,1 @@
+"""Digits on Flower, privately."""

@@ -1,0 +1,145 @@
+"""The whole protocol in one process: every client and the server, message by message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
+
+from terrine import check
+from terrine.errors import InvalidArgument
+from terrine.federated import quantise
+from terrine.federated.plan import Plan
+from terrine.federated.quantise import Floats, Quantiser
+from terrine.federated.secure import keys
+from terrine.federated.secure.client import Client
+from terrine.federated.secure.keys import Identity
+from terrine.federated.secure.rounds import Round
+from terrine.federated.secure.server import Server
+from terrine.federated.sums import Central
+from terrine.mechanisms import exact
+from terrine.rng import SYSTEM, Seeded, Source
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A noisy sum, and what may be said about it."""
+
+    value: Floats
+    survivors: int
+    """How many shares of noise it holds."""
+    wrapped: float
+    """About how many entries wrapped around: a loss of accuracy, estimated from the sum itself."""
+
+
+def sum(vectors: Sequence[ArrayLike], plan: Plan, *, drop: Iterable[int] = (), rng: Source | None = None) -> Floats:
+    """The noisy sum of clients' vectors, each clipped, by the full protocol.
+
+    Clients in `drop` fall silent after the keys were exchanged; the sum is then that of the others.
+
+    Raises:
+        TooFewSurvivors: fewer shares of noise are left than the plan's `survivors`; nothing is opened.
+        InvalidArgument: not vectors of one length, or a plan whose sums are not made of shares.
+    """
+    return opened(vectors, plan, drop=drop, rng=rng).value
+
+
+def opened(
+    vectors: Sequence[ArrayLike],
+    plan: Plan,
+    *,
+    drop: Iterable[int] = (),
+    drop_late: Iterable[int] = (),
+    rng: Source | None = None,
+) -> Opened:
+    """The same, with what may be said about it; those of `drop_late` send their vector, and are then silent."""
+    if isinstance(plan.sums, Central):
+        raise InvalidArgument("plan.sums=Central(): want shares of noise, federated.Skellam or DiscreteGaussian")
+    source: Source = rng or (SYSTEM if plan.seed is None else Seeded(plan.seed))
+    first = quantise.checked(vectors[0]) if len(vectors) else np.zeros(1)
+    listed = [quantise.checked(one, len(first)) for one in vectors]
+    gone, late = _indices("drop", drop, len(listed)), _indices("drop_late", drop_late, len(listed))
+    quantiser = Quantiser(len(first), plan.bound, plan.reach, source.word() >> 1)
+    givers = exact.order(len(listed), source)[: plan.per_round]
+    return opened_round(listed, plan, quantiser, frozenset(givers), gone, late, source)
+
+
+def opened_round(
+    vectors: Sequence[Floats],
+    plan: Plan,
+    quantiser: Quantiser,
+    givers: frozenset[int],
+    gone: set[int],
+    late: set[int],
+    rng: Source,
+) -> Opened:
+    """One round with these vectors, noise givers and dropouts.
+
+    Raises:
+        TooFewSurvivors: nothing is opened.
+    """
+    assert not isinstance(plan.sums, Central)
+    round_ = Round(
+        name=rng.words(4).tobytes(),
+        clients=len(vectors),
+        givers=givers,
+        survivors=plan.sums.survivors,
+        length=quantiser.length,
+        bits=plan.sums.bits,
+        seed=rng.word() >> 1,
+    )
+    total = _run(round_, quantiser, plan, vectors, gone, late, rng)
+    return Opened(quantiser.to_real(total), len(givers - gone), wraparound(total, plan.sums.bits))
+
+
+def contribution(vector: Floats, quantiser: Quantiser, plan: Plan, *, gives: bool, rng: Source) -> NDArray[np.int64]:
+    """What one client puts under its masks: its vector as whole numbers, and its share of the noise."""
+    assert not isinstance(plan.sums, Central)
+    whole = quantiser.to_integers(vector, rng)
+    return whole + plan.sums.share(quantiser.length, plan.deviation, rng) if gives else whole
+
+
+def wraparound(total: NDArray[np.int64], bits: int) -> float:
+    """About how many entries of a sum wrapped around.
+
+    After the rotation entries are nearly normal; their spread is that of the middle half of them.
+    """
+    low, high = np.quantile(total, [0.25, 0.75])
+    spread = max(float(high - low) / 1.349, 1e-9)
+    return float(2 * ndtr(-(2.0 ** (bits - 1)) / spread) * len(total))
+
+
+def _run(
+    round_: Round,
+    quantiser: Quantiser,
+    plan: Plan,
+    vectors: Sequence[Floats],
+    gone: set[int],
+    late: set[int],
+    rng: Source,
+) -> NDArray[np.int64]:
+    identities = [Identity(keys.secret(rng)) for _ in vectors]
+    known = {index: one.public for index, one in enumerate(identities)}
+    clients = [Client(index, round_, one, known, rng=rng) for index, one in enumerate(identities)]
+    server = Server(round_)
+    server.advertised(one.advertise() for one in clients)
+    server.shared({one.index: one.share(server.keys_for(one.index)) for one in clients})
+    alive = [one for one in clients if one.index not in gone]
+    server.demand(one.index for one in alive)  # nobody need send what nobody may open
+    for one in alive:
+        gives = one.index in round_.givers
+        values = contribution(vectors[one.index], quantiser, plan, gives=gives, rng=rng)
+        server.add(one.index, one.mask(values, server.shares_for(one.index)))
+    survivors = server.survivors
+    signatures = {one.index: one.agree(survivors) for one in alive if one.index not in late}
+    return server.open(one.unmask(survivors, signatures) for one in alive if one.index not in late)
+
+
+def _indices(name: str, given: Iterable[int], count: int) -> set[int]:
+    found = {check.whole(name, one, at_least=0) for one in given}
+    if found and max(found) >= count:
+        raise check.refuse(name, max(found), f"indices of the {count} vectors")
+    return found
