@@ -232,10 +232,10 @@ def test_logs_hold_epsilon_and_nothing_private(tmp_path):
     found = trainer(tmp_path, logging_steps=1, eval_strategy="epoch", eval_dataset=evaluated, save_strategy="epoch")
     output = found.train()
     history = found.state.log_history
-    assert [one["epsilon"] for one in history if "learning_rate" in one] == [
+    assert [one["epsilon_so_far"] for one in history if "learning_rate" in one] == [
         plan().epsilon_after(step) for step in range(1, 7)
     ]
-    allowed = {"epsilon", "learning_rate", "epoch", "step"}
+    allowed = {"epsilon_so_far", "learning_rate", "epoch", "step"}
     assert all(name in allowed or name.startswith("eval_") for one in history for name in one)
     assert [one["epoch"] for one in history if "eval_loss" in one] == [1.0, 1.5]
     assert math.isnan(output.training_loss)

@@ -108,7 +108,7 @@ def test_what_a_training_step_logs_is_left_out_with_a_warning(tmp_path):
     validation = DataLoader(TensorDataset(*data()), batch_size=8)
     with pytest.warns(UserWarning, match="train_loss.*not logged"):
         module, found = fit(tmp_path, validation=validation, log_every_n_steps=1)
-    assert set(found.callback_metrics) == {"epsilon", "validated"}
+    assert set(found.callback_metrics) == {"epsilon", "epsilon_so_far", "validated"}
     assert float(found.callback_metrics["epsilon"]) == pytest.approx(plan().epsilon)
     assert module.accuracy._update_count == 0
     assert "log" not in vars(module)

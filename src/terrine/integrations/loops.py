@@ -92,31 +92,38 @@ class Loss(nn.Module):
     """A model whose output for a lot is the loss that `loss` computes with it.
 
     Raises:
-        InvalidArgument: an attribute of one of the `keepers` has changed: it could carry one example to the next.
+        InvalidArgument: an attribute of one of the `keepers` has changed: it could carry one example to the next, or
+            steer the run by one example without noise.
     """
 
     weighs_examples = True  # trainers' losses are often means over tokens
 
-    def __init__(self, model: nn.Module, loss: Callable[[Any], Tensor], keepers: Sequence[Any] = ()) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[[Any], Tensor], keepers: Callable[[], Sequence[Any]]) -> None:
         super().__init__()
         self.model = model
-        self._loss, self._keepers = loss, [one for one in keepers if hasattr(one, "__dict__")]
+        self._loss, self._keepers = loss, keepers
 
     def forward(self, batch: Any) -> Tensor:
-        before = [_marks(one) for one in self._keepers]
+        keepers = [one for one in self._keepers() if hasattr(one, "__dict__")]
+        before = [_marks(one) for one in keepers]
         found = self._loss(batch)
-        for keeper, marks in zip(self._keepers, before, strict=True):
+        for keeper, marks in zip(keepers, before, strict=True):
             if changed := sorted(name for name, mark in _marks(keeper).items() if marks.get(name) != mark):
                 raise InvalidArgument(
                     f"the loss changes {changed[0]} of {type(keeper).__name__}, by which an example could reach "
-                    "another; want a loss that keeps nothing"
+                    "another, or decide what the run does; want a loss that keeps nothing and steers nothing"
                 )
         return found
 
 
-def _marks(keeper: Any) -> dict[str, tuple[int, int, int]]:
-    """By which an attribute that was replaced, added to or written into is known."""
-    return {
+def _marks(keeper: Any) -> dict[str, Any]:
+    """By which an attribute that was replaced, added to or written into is known, and an optimizer's settings."""
+    groups = getattr(keeper, "param_groups", ())
+    settings = {
+        f"param_groups[{place}]": repr({name: value for name, value in group.items() if name != "params"})
+        for place, group in enumerate(groups)
+    }
+    return settings | {
         name: (
             id(value),
             len(value) if isinstance(value, list | dict | set) else 0,

@@ -186,7 +186,10 @@ class Lots:
 
     @property
     def epsilon(self) -> float:
-        """The certified epsilon of the steps taken so far; the account was charged for all of them."""
+        """The certified epsilon of the steps taken so far, which holds where their number was fixed beforehand.
+
+        The account was charged for the whole plan. Who stops by what was released has spent the whole plan.
+        """
         return self.run.step.plan.epsilon_after(self.run.step.taken)
 
     def close(self) -> None:

@@ -146,9 +146,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         try:
             found = super().train(resume_from_checkpoint=resume_from_checkpoint, **others)
         finally:
-            taken = self._end()
+            self._end()
         public = {name: value for name, value in found.metrics.items() if not _is_private(name)}
-        public |= {"epsilon": self.plan.epsilon_after(taken), "delta": self.plan.delta}
+        # of the whole plan, however many steps were taken: who stopped early may have stopped by what was released
+        public |= {"epsilon": self.plan.epsilon, "delta": self.plan.delta}
         return TrainOutput(found.global_step, float("nan"), public)
 
     def hyperparameter_search(self, *_args: Any, **_others: Any) -> Any:
@@ -164,15 +165,19 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             return
         public = {name: value for name, value in logs.items() if not _is_private(name)}
         if self._loader is not None and self._loader.lots is not None:
-            public["epsilon"] = self._loader.lots.epsilon
+            public["epsilon_so_far"] = self._loader.lots.epsilon
         super().log(public, *args, **others)
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **others: Any) -> dict[str, float]:
-        """The Trainer's own evaluation, on public data or for the owner's eyes only."""
-        if eval_dataset is not None:
-            _refuse_private(self.train_dataset, eval_dataset)
-        found: dict[str, float] = super().evaluate(eval_dataset, *args, **others)
-        return found
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """The Trainer's own, on anything but the training data."""
+        named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        _refuse_private(self.train_dataset, self.eval_dataset if named is None else named)
+        return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """The Trainer's own, on anything but the training data."""
+        _refuse_private(self.train_dataset, test_dataset)
+        return super().get_test_dataloader(test_dataset)
 
     def push_to_hub(self, *args: Any, **others: Any) -> Any:
         """Hand on the model; not while the key of its noise lies in the folder."""
@@ -207,9 +212,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def _begin(self) -> Lots:
         """Everything is ready: charge, and draw."""
-        given = self.compute_loss_func
-        self._loss = loops.Loss(self.model, self._alone, (self, given, getattr(given, "__self__", None)))
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # without what accelerate puts around it
+        self._loss = loops.Loss(self.model, self._alone, lambda: self._steers(optimizer))
         keeps = self._resumes or str(self.args.save_strategy).rpartition(".")[2].lower() != "no"
         _, _, lots = start(
             self.model, optimizer, self.train_dataset, self.plan, self.account,
@@ -227,12 +231,16 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             )
         return lots
 
-    def _end(self) -> int:
-        """End the run; how many steps it has taken."""
-        if self._loader is None or self._loader.lots is None:
-            return 0
-        self._loader.end()
-        return self._loader.lots.run.step.taken
+    def _steers(self, optimizer: Any) -> list[Any]:
+        """What a loss could keep an example in, or decide by one what the run does."""
+        given = self.compute_loss_func
+        loss = [self, given, getattr(given, "__self__", None), getattr(self.model, "config", None)]
+        return [*loss, self.args, self.state, self.control, optimizer, self.lr_scheduler, self.callback_handler]
+
+    def _end(self) -> None:
+        """End the run."""
+        if self._loader is not None and self._loader.lots is not None:
+            self._loader.end()
 
     def _bound(self) -> dict[str, Any]:
         """What decides gradients beside model, optimizer, plan and data."""

@@ -95,11 +95,18 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 raise InvalidArgument(f"Trainer: {'; '.join(wrong)}")
             validate(module)
             self._trainer, self._log = trainer, PublicLog(trainer, module)
-            self._loss = loops.Loss(module, self._alone)
+            self._loss = loops.Loss(module, self._alone, self._steers)
             trainer.callbacks.append(_Epsilon(self))
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and len(self.optimizers) != 1:
             raise InvalidArgument(f"configure_optimizers: {len(self.optimizers)} optimizers; want one")
+
+    def _steers(self) -> list[Any]:
+        """What a training step could keep an example in, or decide by one what the run does."""
+        trainer = self._trainer
+        assert trainer is not None
+        schedules = [one.scheduler for one in trainer.lr_scheduler_configs]
+        return [trainer, trainer.fit_loop, *self.optimizers, *schedules]
 
     def _kept(self, trainer: Trainer) -> list[str]:
         """What is wrong with where the run is kept."""
@@ -170,9 +177,13 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return loops.withheld(self.root_device)
 
     def _alone(self, batch: Any) -> Tensor:
-        module = self.lightning_module
+        module, trainer = self.lightning_module, self._trainer
         assert module is not None
+        assert trainer is not None
+        before = len(trainer.callback_metrics)
         found = module.training_step(batch, *self._given)
+        if len(trainer.callback_metrics) != before:
+            raise InvalidArgument("training_step: writes to trainer.callback_metrics; want nothing of an example kept")
         loss = found.get("loss") if isinstance(found, Mapping) else found
         if not isinstance(loss, Tensor):
             raise InvalidArgument(f"training_step: want a loss for every example, got {type(loss).__name__}")
@@ -222,7 +233,9 @@ class _Epsilon(Callback):  # type: ignore[misc]
         strategy = self._strategy
         if strategy._log is not None and strategy.lots.lots is not None:
             spent = self._spent(strategy.lots.lots.run.step.taken)
-            strategy._log.public("epsilon", spent, prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
+            shown = {"on_step": True, "on_epoch": False, "batch_size": 1}
+            strategy._log.public("epsilon_so_far", spent, prog_bar=True, **shown)
+            strategy._log.public("epsilon", strategy.plan.epsilon, **shown)  # of the whole, wherever the run stops
 
 
 __all__ = ["PrivateStrategy"]
