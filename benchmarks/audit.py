@@ -137,7 +137,7 @@ def training(_: int) -> dict[str, Any]:
             found = canaries.Canaries.fit(trainer, data, count=count, seed=3)[1].evidence() if count else None
             if found is None:
                 trainer.fit(data)
-            bound = 0.0 if found is None else found.bound(DELTA)
+            bound = 0.0 if found is None else found.epsilon_at(DELTA)
             accuracy = trainer.evaluate((x[held], y[held])).accuracy
             outcomes[f"{claim:g}, {count} canaries"] = {"bound": bound, "accuracy": accuracy}
             proven = f"epsilon >= {bound:.3f}" if count else ""
@@ -195,7 +195,7 @@ def main() -> None:
 def _gaussian(mu: float, delta: float, seed: int, runs: int = 1_000_000) -> tuple[float, float]:
     generator = np.random.default_rng([seed, 11])
     evidence = audit.bound(generator.normal(mu, 1, runs), generator.normal(0, 1, runs), delta=delta)
-    return evidence.gaussian(delta), evidence.bound(delta)
+    return evidence.gaussian(delta), evidence.epsilon_at(delta)
 
 
 def _judge(title: str, signal: np.ndarray, included: np.ndarray, accuracy: float) -> dict[str, Any]:
@@ -206,14 +206,14 @@ def _judge(title: str, signal: np.ndarray, included: np.ndarray, accuracy: float
     verdict = audit.verdict(Budget(1.0, DELTA), guessed)
     print(
         f"{title} area {area.value:.3f} ({area.low:.3f}..{area.high:.3f}); "
-        f"epsilon >= {guessed.bound(DELTA):.3f} (one run), "
-        f">= {rates.bound(DELTA):.3f} (Clopper-Pearson); accuracy {accuracy:.3f}; against a claim of 1: "
+        f"epsilon >= {guessed.epsilon_at(DELTA):.3f} (one run), "
+        f">= {rates.epsilon_at(DELTA):.3f} (Clopper-Pearson); accuracy {accuracy:.3f}; against a claim of 1: "
         f"{'VIOLATED' if verdict.violated else 'consistent'}"
     )
     return {
         "auc": area.value,
-        "one run": guessed.bound(DELTA),
-        "rates": rates.bound(DELTA),
+        "one run": guessed.epsilon_at(DELTA),
+        "rates": rates.epsilon_at(DELTA),
         "violated": verdict.violated,
     }
 

@@ -113,7 +113,7 @@ def _judged(found: Scores, evidence: Evidence, delta: float, claim: Budget | Non
 
     described = audit.summary(found)
     record: dict[str, Any] = {
-        "epsilon_lower_bound": evidence.bound(delta),
+        "epsilon_lower_bound": evidence.epsilon_at(delta),
         "delta": delta,
         "confidence": evidence.confidence,
         "method": "clopper-pearson" if isinstance(evidence, audit.Rates) else "one-run",

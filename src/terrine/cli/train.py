@@ -61,9 +61,7 @@ def train(
     account: AccountName = None,
     by: By = None,
     purpose: Purpose = None,
-    sign: Annotated[
-        str | None, typer.Option(help="Sign the manifest with this private key.")
-    ] = None,
+    sign: Annotated[str | None, typer.Option(help="Sign the manifest with this private key.")] = None,
     test_seed: Annotated[int | None, typer.Option(help="For tests only: seeded noise, NOT private.")] = None,
     as_json: AsJson = False,
 ) -> None:

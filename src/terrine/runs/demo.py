@@ -80,7 +80,7 @@ def _baseline(out: Path, material: Material) -> Row:
         logits = module(features[torch.from_numpy(tossed.units)]).double().numpy()
         told = module(architecture.features(material.test[0])).argmax(dim=1).numpy()
     scores = attacks.confidence(logits, material.labels[tossed.units])
-    found = one_run.guess(scores, tossed.heads).bound(1e-5)
+    found = one_run.guess(scores, tossed.heads).epsilon_at(1e-5)
     area = metrics.roc(Scores.split(scores, tossed.heads)).auc()
     accuracy = float((told == material.test[1]).mean())
     return Row("not private", None, None, accuracy, area, found, None, "no claim")
@@ -113,7 +113,7 @@ def _row(name: str, folder: Folder, material: Material, twin: one_run.OneRun | N
         load(folder.path).accuracy(*material.test),
         0.5 if curve is None else float(np.trapezoid(curve[1], curve[0])),
         found["lower"],
-        None if twin is None else twin.bound(claim["delta"]),
+        None if twin is None else twin.epsilon_at(claim["delta"]),
         "VIOLATED" if found["violated"] or against else "consistent",
     )
 
