@@ -106,8 +106,15 @@ def learn(
             "answered": len(answers.answered),
             "examples" if units.people is None else "people": len(kept),
             "public_inputs": len(public),
-        },
+        }
+        | _in_words(pairs, "rows" if units.people is None else "people"),
     )
+
+
+def _in_words(pairs: int, noun: str) -> dict[str, str]:
+    """What the audit did to the labels, for the record."""
+    said = f"{pairs} pairs of private {noun}, all with wrong labels; a fair coin used one of each"
+    return {"canaries": said} if pairs else {}
 
 
 def _labels(
