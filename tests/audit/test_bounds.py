@@ -52,7 +52,7 @@ def test_gaussian_known_answer(choose: audit.Corrected | audit.Split, epsilon: f
     evidence = audit.bound(
         generator.normal(mu, 1, 300_000), generator.normal(0, 1, 300_000), delta=delta, choose=choose
     )
-    assert 0.75 * epsilon < evidence.bound(delta) < epsilon
+    assert 0.75 * epsilon < evidence.epsilon_at(delta) < epsilon
     assert 0.75 * epsilon < evidence.gaussian(delta) < epsilon
     assert 0.75 * mu < evidence.mu() < mu
 
@@ -69,7 +69,7 @@ def test_randomised_response_is_rarely_bounded_above_the_truth(choose: audit.Cor
     for _ in range(300):
         members, others = generator.random(400) < 0.75, generator.random(400) < 0.25
         found = audit.bound(members.astype(float), others.astype(float), delta=0.0, confidence=0.8, choose=choose)
-        exceeded += found.bound(0.0) > truth
+        exceeded += found.epsilon_at(0.0) > truth
     assert exceeded < 86
 
 
@@ -82,14 +82,14 @@ def test_without_paying_for_the_choice_the_bound_would_be_wrong() -> None:
     naive = corrected = 0
     for _ in range(60):
         found = audit.bound(*generator.normal(size=(2, 2000)), delta=0.0, confidence=0.6, choose=audit.Corrected(30))
-        naive += max(audit.Rates((cut,), 0.6).bound(0.0) for cut in found.cuts) > 0
-        corrected += found.bound(0.0) > 0
+        naive += max(audit.Rates((cut,), 0.6, 0.0).epsilon for cut in found.cuts) > 0
+        corrected += found.epsilon_at(0.0) > 0
     assert naive > 30 > 24 > corrected
 
 
 def test_ranks_count_ties_against_the_attack() -> None:
     same = audit.bound(np.ones(1000), np.ones(1000), delta=0.0)
-    assert same.bound(0.0) == 0
+    assert same.epsilon_at(0.0) == 0
     assert same.mu() == 0
 
 
@@ -97,25 +97,25 @@ def test_either_tail_can_carry_the_evidence() -> None:
     """Members never below 0, half of the others are: all evidence lies in the low scores."""
     members = np.linspace(0.0, 1.0, 2000)
     others = np.linspace(-1.0, 1.0, 2000)
-    assert audit.bound(members, others, delta=0.0).bound(0.0) > 4
-    assert audit.bound(-others, -members, delta=0.0).bound(0.0) > 4
+    assert audit.bound(members, others, delta=0.0).epsilon_at(0.0) > 4
+    assert audit.bound(-others, -members, delta=0.0).epsilon_at(0.0) > 4
 
 
 def test_bound_falls_with_delta_and_rises_with_doubt() -> None:
     generator = np.random.default_rng(4)
     members, others = generator.normal(1, 1, 5000), generator.normal(0, 1, 5000)
     evidence = audit.bound(members, others, delta=1e-5)
-    bounds = [evidence.bound(delta) for delta in (0.0, 1e-5, 1e-3, 0.1, 0.9)]
+    bounds = [evidence.epsilon_at(delta) for delta in (0.0, 1e-5, 1e-3, 0.1, 0.9)]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > 1
     assert bounds[-1] == 0
     surer = audit.bound(members, others, delta=1e-5, confidence=0.9999)
-    assert surer.bound(1e-5) < evidence.bound(1e-5)
+    assert surer.epsilon_at(1e-5) < evidence.epsilon_at(1e-5)
 
 
 def test_infinite_scores_are_scores() -> None:
     found = audit.bound(np.full(1000, math.inf), np.full(1000, -math.inf), delta=0.0)
-    assert found.bound(0.0) > 4
+    assert found.epsilon_at(0.0) > 4
 
 
 NAN = np.array([1.0, math.nan])

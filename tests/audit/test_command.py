@@ -63,7 +63,7 @@ def test_json_holds_what_the_library_says(capsys: pytest.CaptureFixture[str], mo
     record = json.loads(out)
     evidence = audit.bound(np.load("members.npy"), np.load("others.npy"), delta=1e-5)
     assert code == 0
-    assert record["epsilon_lower_bound"] == evidence.bound(1e-5)
+    assert record["epsilon_lower_bound"] == evidence.epsilon_at(1e-5)
     assert record["gaussian_epsilon"] == evidence.gaussian(1e-5)
     assert record["verdict"] == "consistent"
     assert record["auc"]["low"] < record["auc"]["value"] < record["auc"]["high"]

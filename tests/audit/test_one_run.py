@@ -99,7 +99,7 @@ def test_guessing_takes_the_extremes() -> None:
     scores = np.where(included, 1.0, -1.0) * np.linspace(1, 2, 100)
     found = guess(scores, included, guesses=[10, 100], confidence=0.9)
     assert [(one.correct, one.made, one.canaries) for one in found.guesses] == [(10, 10, 100), (100, 100, 100)]
-    assert found.bound(0.0) == pytest.approx(epsilon(found.guesses[1], delta=0.0, confidence=0.95))
+    assert found.epsilon_at(0.0) == pytest.approx(epsilon(found.guesses[1], delta=0.0, confidence=0.95))
     backwards = guess(-scores, included, guesses=100)
     assert backwards.guesses[0].correct == 0
 
@@ -108,7 +108,7 @@ def test_order_of_canaries_tells_nothing() -> None:
     """Members listed first and every score tied: a careless sort would guess all of them right."""
     included = np.repeat([True, False], 500)
     for flags in (included, ~included):
-        assert guess(np.zeros(1000), flags, confidence=0.999).bound(0.0) == 0
+        assert guess(np.zeros(1000), flags, confidence=0.999).epsilon_at(0.0) == 0
 
 
 def test_coins_are_fair() -> None:

@@ -127,7 +127,7 @@ def test_canaries_in_a_run_without_noise_are_found() -> None:
     """Each is drawn with chance 1/4 in 20 lots: 99.7% of those in are seen at least once."""
     found = private_run(noise=0.0, steps=20)
     assert audit.roc(audit.Scores.split(found.scores, found.included)).auc() > 0.97
-    assert found.evidence(confidence=0.99).bound(1e-5) > 2
+    assert found.evidence(confidence=0.99).epsilon_at(1e-5) > 2
 
 
 def test_canaries_are_consistent_with_a_correct_run() -> None:
@@ -164,7 +164,7 @@ def test_canaries_in_a_trainer(clip: object) -> None:
     history, found = canaries.Canaries.fit(trainer, (x, y), count=400, seed=4)
     assert history.steps == 20
     assert audit.roc(audit.Scores.split(found.scores, found.included)).auc() > 0.95
-    assert found.evidence().bound(1e-5) > 1
+    assert found.evidence().epsilon_at(1e-5) > 1
 
 
 def test_canaries_that_cannot_be_are_refused() -> None:
@@ -208,4 +208,4 @@ def test_loss_of_mislabelled_canaries_tells_who_was_in() -> None:
         CROSS_ENTROPY(model(x[inside]), y[inside]).backward()
         optimizer.step()
     scores = attacks.loss(model(x).detach().numpy(), y.numpy())
-    assert audit.one_run.guess(scores, included).bound(1e-5) > 1
+    assert audit.one_run.guess(scores, included).epsilon_at(1e-5) > 1

@@ -7,7 +7,9 @@ verdict(claim, evidence)                    consistent, or VIOLATED with the con
 """
 
 from terrine.audit.bounds import Corrected, Rates, Split, bound
+from terrine.audit.guesses import Guesses
 from terrine.audit.metrics import Summary, roc, summary
+from terrine.audit.one_run import OneRun
 from terrine.audit.scores import Scores
 from terrine.audit.tester import Finding, lower_bound
 from terrine.audit.verdict import Evidence, Verdict, verdict
@@ -16,6 +18,8 @@ __all__ = [
     "Corrected",
     "Evidence",
     "Finding",
+    "Guesses",
+    "OneRun",
     "Rates",
     "Scores",
     "Split",

@@ -93,13 +93,20 @@ class Rates:
 
     cuts: tuple[Cut, ...]
     confidence: float
+    delta: float
+    """Where `epsilon` is read."""
 
     @cached_property
     def regions(self) -> list[tuple[Floats, Floats]]:
         """For each test, boxes of which one holds the true rates: at least so many hits, at most so many alarms."""
         return [boxes(cut, (1 - self.confidence) / len(self.cuts)) for cut in self.cuts]
 
-    def bound(self, delta: float) -> float:
+    @property
+    def epsilon(self) -> float:
+        """A lower bound on epsilon at `delta`, the one that was asked for."""
+        return self.epsilon_at(self.delta)
+
+    def epsilon_at(self, delta: float) -> float:
         """A lower bound on epsilon at `delta`; valid at all deltas at once."""
         delta = check.half_open_unit("delta", delta)
         return max(0.0, *(_epsilon(least, most, delta) for least, most in self.regions))
@@ -125,7 +132,7 @@ def bound(
     confidence: float = 0.95,
     choose: Split | Corrected | None = None,
 ) -> Rates:
-    """The evidence in an attack's scores; `.bound(delta)` is the lower bound on epsilon.
+    """The evidence in an attack's scores; its `.epsilon` is a lower bound on epsilon at `delta`.
 
     Raises:
         InvalidArgument: empty or nan scores, one side only, or a confidence outside (0, 1).
@@ -139,7 +146,7 @@ def bound(
     confidence = check.open_unit("confidence", confidence)
     delta = check.half_open_unit("delta", delta)
     chosen = Corrected() if choose is None else choose
-    return Rates(tuple(chosen.cuts(scores, delta, 1 - confidence)), confidence)
+    return Rates(tuple(chosen.cuts(scores, delta, 1 - confidence)), confidence, delta)
 
 
 def at_least(hits: int, total: int, chance: ArrayLike) -> Floats:

@@ -3,7 +3,9 @@
 Gradient canaries ("Dirac" canaries of [NHS23, SNJ23]): canary i stands for an example whose clipped gradient is the
 full clipping bound along one coordinate of the model. It falls into lots as any example does, if its coin says so.
 The attacker watches the released gradients and knows all other examples and when they were drawn, as the guarantee
-allows: a canary's score is what the releases add up to along its coordinate, beyond what the others explain.
+allows. Beyond what the others explain, a release shows x = 1 + noise at the coordinate of a canary that was drawn, in
+clipping bounds, and noise alone otherwise. The score adds up how much likelier each x is for a canary that is in, drawn
+with the sampling rate q, than for one that is out: ln(1 - q + q e^((x - 1/2) / noise^2)); without noise, it adds up x.
 
     model, optimizer, lots = sgd.make_private(model, optimizer, data, plan)
     canaries = Canaries.insert(lots, count=500)
@@ -83,8 +85,10 @@ class Canaries:
         return cls(lots, included, generator.permutation(size)[:count].astype(np.int64), generator)
 
     @classmethod
-    def fit(cls, trainer: Trainer, dataset: Any, *, count: int, seed: int | None = None) -> tuple[History, Canaries]:
-        """Have `trainer` fit `dataset` with `count` canaries among it."""
+    def fit(
+        cls, trainer: Trainer, dataset: Any, *, count: int, person: Any = None, seed: int | None = None
+    ) -> tuple[History, Canaries]:
+        """Have `trainer` fit `dataset` with `count` canaries among it; `person` as `Trainer.fit` takes it."""
         inserted: list[Canaries] = []
         train = trainer._train
 
@@ -94,7 +98,7 @@ class Canaries:
 
         trainer._train = with_canaries  # type: ignore[method-assign]
         try:
-            history = trainer.fit(dataset)
+            history = trainer.fit(dataset, person=person)
         finally:
             trainer._train = train  # type: ignore[method-assign]
         return history, inserted[0]
@@ -133,13 +137,23 @@ class Canaries:
             released = step.parameters[name].grad
             if released is not None and len(owned):
                 noisy = step.plan.lot * released.detach().reshape(-1)[places].double()
-                self.scores[owned] += (noisy - known[name]).numpy() / bound
+                self.scores[owned] += _evidence((noisy - known[name]).numpy() / bound, step.plan.rate, step.plan.noise)
 
     @staticmethod
     def _gathered(total: Tensor | None, places: Tensor) -> Tensor:
         """What the examples of all processes add up to at some places."""
         own = torch.zeros(len(places)) if total is None else total.reshape(-1)[places]
         return distributed.summed(own.clone()).double()
+
+
+def _evidence(seen: Floats, rate: float, noise: float) -> Floats:
+    """How much likelier a release is for a canary that is in than for one that is out, in logarithms."""
+    if not noise:
+        return seen
+    ratio = (seen - 0.5) / noise**2
+    with np.errstate(divide="ignore"):  # a rate of 1: whoever is in is always drawn
+        result: Floats = np.logaddexp(np.log1p(-rate), np.log(rate) + ratio)
+    return result
 
 
 def mislabelled(labels: Tensor, *, canaries: NDArray[np.int64], classes: int, seed: int = 0) -> Tensor:

@@ -3,10 +3,12 @@
     privacy.json              {"epsilon": 2.0, "delta": 1e-05, ...}    the claim; other keys are left alone
     audit/canaries.npy        one score to a canary                     \\ a one-run audit; fair coins
     audit/included.npy        true where the canary was in              /
+    audit/gradients.npy       one score to a gradient canary            \\ the same, of a twin of the run
+    audit/watched.npy         true where the gradient canary was in     /
     audit/members.npy         an attack's scores of examples that were in      \\ an attack on the released model
     audit/non_members.npy     ... and of examples that were not                /
 
-Canaries or scores, or both. The scores are private, as the training data is: they stay with the run.
+At least one of the three. The scores are private, as the training data is: they stay with the run.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Folder:
 
     claim: Budget
     canaries: tuple[Floats, Flags] | None
+    gradients: tuple[Floats, Flags] | None
     scores: Scores | None
 
 
@@ -39,6 +42,13 @@ def write_canaries(folder: Path, scores: ArrayLike, included: ArrayLike) -> None
     every, flags = paired(scores, included)
     _save(folder, "canaries", every)
     _save(folder, "included", flags)
+
+
+def write_gradients(folder: Path, scores: ArrayLike, included: ArrayLike) -> None:
+    """Keep the gradient canaries of a run's twin."""
+    every, flags = paired(scores, included)
+    _save(folder, "gradients", every)
+    _save(folder, "watched", flags)
 
 
 def write_scores(folder: Path, scores: Scores) -> None:
@@ -54,8 +64,8 @@ def read(folder: Path) -> Folder:
         InvalidArgument: there is no claim, nothing to audit, or a file that does not hold what it should.
     """
     canaries = _pair(folder, "canaries", "included")
-    scores = _pair(folder, "members", "non_members")
-    if canaries is None and scores is None:
+    gradients, scores = _pair(folder, "gradients", "watched"), _pair(folder, "members", "non_members")
+    if canaries is None and gradients is None and scores is None:
         raise InvalidArgument(
             f"{folder}: nothing to audit; want audit/canaries.npy and audit/included.npy, or audit/members.npy and "
             "audit/non_members.npy: train with canaries"
@@ -63,6 +73,7 @@ def read(folder: Path) -> Folder:
     return Folder(
         claim=_claim(folder / "privacy.json"),
         canaries=None if canaries is None else paired(*canaries),
+        gradients=None if gradients is None else paired(*gradients),
         scores=None if scores is None else Scores(*map(checked, ("members", "non_members"), scores)),
     )
 

@@ -12,48 +12,76 @@ were in: `guess` fixes a few numbers beforehand, and shares the error between th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import bdtr, bdtrc, expit
 
 from terrine import check
+from terrine.accounting import Profile, bounds, profile
+from terrine.audit import f_dp
+from terrine.audit.guesses import Guesses
 from terrine.audit.scores import Flags, paired
-from terrine.errors import InvalidArgument
+from terrine.events import Event
 
+_FEWEST = 20
 _ROUNDING = 1e-9
 """Relative error granted to the binomial tails, far above what scipy commits."""
 
 
 @dataclass(frozen=True)
-class Guesses:
-    """`correct` of `made` guesses about `canaries` coins."""
-
-    correct: int
-    made: int
-    canaries: int
-
-    def __post_init__(self) -> None:
-        check.whole("canaries", self.canaries)
-        if not 0 <= self.correct <= self.made <= self.canaries:
-            raise InvalidArgument(
-                f"correct={self.correct}, made={self.made}, canaries={self.canaries}: want correct <= made <= canaries"
-            )
-
-
-@dataclass(frozen=True)
 class OneRun:
-    """What was guessed in one run, for each number of guesses fixed beforehand, proven with `confidence` together."""
+    """What was guessed in one run, for each number of guesses fixed beforehand, proven with `confidence` together.
+
+    Two theorems bound the same probability, that of so many correct guesses: Steinke's and that of `f_dp`. The smaller
+    of two bounds is a bound, so both may be used, and no error is shared between them.
+    """
 
     guesses: tuple[Guesses, ...]
     confidence: float
 
-    def bound(self, delta: float) -> float:
-        """A lower bound on epsilon at `delta`; valid at all deltas at once."""
-        share = 1 - (1 - self.confidence) / len(self.guesses)
-        return max(epsilon(one, delta=delta, confidence=share) for one in self.guesses)
+    @property
+    def share(self) -> float:
+        """The confidence left to each number of guesses."""
+        return 1 - (1 - self.confidence) / len(self.guesses)
+
+    def epsilon_at(self, delta: float) -> float:
+        """A lower bound on epsilon at `delta`, whatever the mechanism; valid at all deltas at once."""
+        delta, chance, best = check.half_open_unit("delta", delta), 1 - self.share, 0.0
+        for one in self.guesses:  # each takes up where the others ended
+            best = f_dp.largest(partial(_refuted, one, delta, chance), least=best)
+        return best
+
+    def refutes(self, claimed: Profile) -> bool:
+        """Whether the guesses are too good for a mechanism that keeps the claimed curve; nothing else is assumed."""
+        curve = f_dp.Certified(claimed)
+        return any(f_dp.refutes(one, curve, chance=1 - self.share) for one in self.guesses)
+
+    def mu(self) -> float:
+        """A lower bound on the mu of Gaussian DP [DRS22]."""
+        return max(f_dp.mu(one, confidence=self.share) for one in self.guesses)
+
+    def gaussian(self, delta: float) -> float:
+        """A lower bound on epsilon at `delta` for a mechanism whose curve is that of some Gaussian.
+
+        Outside that family it is an estimate: the bound on mu is proven, its reading as epsilon is not.
+        """
+        return max(f_dp.gaussian_epsilon(one, delta=delta, confidence=self.share) for one in self.guesses)
+
+    def within(self, family: Callable[[float], Event], delta: float) -> float:
+        """A lower bound on epsilon at `delta` for a mechanism that is `family(noise)` for some noise, unknown here.
+
+        The family must cost less the more noise there is, as a plan with its noise left open does. Outside the family
+        it is an estimate.
+
+        Raises:
+            UnsupportedEvent: no accountant can bound the events.
+        """
+        quietest = _least_refuted(lambda noise: self.refutes(profile(family(noise))))
+        return 0.0 if quietest is None else bounds(family(quietest), delta=delta).lower
 
 
 def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
@@ -78,22 +106,8 @@ def epsilon(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> floa
 
     Refuting epsilon refutes every smaller one too, so any value that is refuted is a valid bound.
     """
-    confidence = check.open_unit("confidence", confidence)
-
-    def refuted(value: float) -> bool:
-        return p_value(guesses, epsilon=value, delta=delta) < 1 - confidence
-
-    low, high = 0.0, 1.0
-    if not refuted(low):
-        return 0.0
-    while refuted(high):
-        low, high = high, 2 * high
-        if high > 700:
-            return low
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+    chance = 1 - check.open_unit("confidence", confidence)
+    return f_dp.largest(lambda value: p_value(guesses, epsilon=value, delta=delta) < chance)
 
 
 def guess(
@@ -130,7 +144,27 @@ def coins(count: int) -> Flags:
 
 
 def _shares(canaries: int) -> list[int]:
-    return [max(1, round(canaries * share)) for share in (0.02, 0.1, 0.4, 0.85)]
+    """A few shares of the canaries, without those too small to prove anything."""
+    made = [round(canaries * share) for share in (0.05, 0.15, 0.4, 0.85)]
+    return [one for one in made if one >= _FEWEST] or [max(1, made[-1])]
+
+
+def _refuted(guesses: Guesses, delta: float, chance: float, value: float) -> bool:
+    """Whether one of the theorems refutes an epsilon of `value`."""
+    if p_value(guesses, epsilon=value, delta=delta) < chance:
+        return True
+    return f_dp.refutes(guesses, f_dp.Point(value, delta), chance=chance)
+
+
+def _least_refuted(refuted: Callable[[float], bool]) -> float | None:
+    """The least noise that is refuted, to a hundredth and from above, in 1/1000 to 1000; None where none is."""
+    low, high = math.log(1e-3), math.log(1e3)
+    if not refuted(math.exp(high)):
+        return None
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        low, high = (low, middle) if refuted(math.exp(middle)) else (middle, high)
+    return math.exp(high)
 
 
 def _guessed(ordered: Flags, made: int) -> Guesses:

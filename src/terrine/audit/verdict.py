@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from terrine.accounting import Profile, profile
+from terrine.audit.one_run import OneRun
 from terrine.audit.tester import Finding
 from terrine.errors import InvalidArgument
 from terrine.events import Budget, Event
@@ -21,7 +22,7 @@ class Evidence(Protocol):
     def confidence(self) -> float:
         """The probability that all bounds are true."""
 
-    def bound(self, delta: float) -> float:
+    def epsilon_at(self, delta: float) -> float:
         """A lower bound on epsilon at `delta`."""
 
 
@@ -36,8 +37,16 @@ class Verdict:
     """The lower bound on epsilon there."""
     delta: float
     confidence: float
+    whole_curve: bool = False
+    """Whether only the claimed curve as a whole is refuted, and none of its points alone."""
 
     def __str__(self) -> str:
+        if self.whole_curve:
+            return (
+                "VIOLATED: the attack guesses more than the claimed trade-off curve allows, with confidence "
+                f"{100 * self.confidence:.6g}%; no single point of it is refuted (epsilon at least {self.bound:.4g} at "
+                f"delta {self.delta:g}, claimed {self.claimed:.4g})"
+            )
         if self.violated:
             return (
                 f"VIOLATED: epsilon is at least {self.bound:.4g} at delta {self.delta:g}, above the claimed "
@@ -53,28 +62,31 @@ def verdict(claim: Budget | Profile | Event, evidence: Evidence | Finding) -> Ve
     """Compare a claim with what an attack proved.
 
     A `Budget` claims one (epsilon, delta); an event or its `accounting.profile` claims a whole curve, of which every
-    point must stand.
+    point must stand. Against one run's guesses the curve must stand as a whole, too. No verdict rests on a guess at the
+    family that the mechanism belongs to.
 
     Raises:
         InvalidArgument: the evidence says nothing about the claim's delta.
         UnsupportedEvent: no accountant can bound the claimed event.
     """
-    points = _points(claim)
-    found = [(epsilon, _bound(evidence, delta), delta) for epsilon, delta in points]
+    curve = claim if isinstance(claim, Budget | Profile) else profile(claim)
+    found = [(epsilon, _bound(evidence, delta), delta) for epsilon, delta in _points(curve)]
     claimed, bound, delta = max(found, key=lambda one: one[1] - one[0])
-    return Verdict(bound > claimed, claimed, bound, delta, evidence.confidence)
+    refuted = isinstance(evidence, OneRun) and isinstance(curve, Profile) and evidence.refutes(curve)
+    return Verdict(
+        bound > claimed or refuted, claimed, bound, delta, evidence.confidence, refuted and not bound > claimed
+    )
 
 
-def _points(claim: Budget | Profile | Event) -> list[tuple[float, float]]:
+def _points(claim: Budget | Profile) -> list[tuple[float, float]]:
     if isinstance(claim, Budget):
         return [(claim.epsilon, claim.delta)]
-    curve = claim if isinstance(claim, Profile) else profile(claim)
-    return [(float(epsilon), float(delta)) for epsilon, delta in zip(curve.epsilon, curve.delta, strict=True)]
+    return [(float(epsilon), float(delta)) for epsilon, delta in zip(claim.epsilon, claim.delta, strict=True)]
 
 
 def _bound(evidence: Evidence | Finding, delta: float) -> float:
     if not isinstance(evidence, Finding):
-        return evidence.bound(delta)
+        return evidence.epsilon_at(delta)
     if delta > evidence.delta:  # epsilon falls as delta grows: a bound at a smaller delta says nothing here
         raise InvalidArgument(
             f"delta={delta:g} is claimed, evidence is at {evidence.delta:g}: want it tested at {delta:g}"

@@ -71,19 +71,18 @@ def run(
     if (folder / MANIFEST).is_file():  # folders that are made by hand, for scores of one's own, have none
         _refuse_lies(folder)
     held = read(folder)
-    both = held.canaries is not None and held.scores is not None
-    sure = 1 - (1 - confidence) / 2 if both else confidence  # two audits of one claim share the error
-    records, drawn = [], held.scores
-    if held.canaries is not None:
-        drawn = Scores.split(*held.canaries)
-        guessed = one_run.guess(*held.canaries, confidence=sure)
-        records.append({"evidence": "canaries", **_judged(drawn, guessed, held.claim.delta, held.claim)})
+    coins = {"canaries": held.canaries, "gradient canaries of a twin": held.gradients}
+    kept = {name: pair for name, pair in coins.items() if pair is not None}
+    sure = 1 - (1 - confidence) / (len(kept) + (held.scores is not None))  # audits of one claim share the error
+    found: dict[str, tuple[Scores, Evidence]] = {
+        name: (Scores.split(*pair), one_run.guess(*pair, confidence=sure)) for name, pair in kept.items()
+    }
     if held.scores is not None:
-        rates = bound(held.scores, delta=held.claim.delta, confidence=sure)
-        records.append({"evidence": "scores", **_judged(held.scores, rates, held.claim.delta, held.claim)})
-    assert drawn is not None
+        found["scores"] = held.scores, bound(held.scores, delta=held.claim.delta, confidence=sure)
+    records = [{"evidence": name, **_judged(*one, held.claim.delta, held.claim)} for name, one in found.items()]
     record = max(records, key=lambda one: one["epsilon_lower_bound"])
-    if both:
+    drawn = found[record["evidence"]][0]
+    if len(records) > 1:
         record = {**record, "audits": records}
     _finish(record, drawn, held.claim, plot, as_json)
 
@@ -113,7 +112,7 @@ def _judged(found: Scores, evidence: Evidence, delta: float, claim: Budget | Non
 
     described = audit.summary(found)
     record: dict[str, Any] = {
-        "epsilon_lower_bound": evidence.bound(delta),
+        "epsilon_lower_bound": evidence.epsilon_at(delta),
         "delta": delta,
         "confidence": evidence.confidence,
         "method": "clopper-pearson" if isinstance(evidence, audit.Rates) else "one-run",
@@ -124,7 +123,7 @@ def _judged(found: Scores, evidence: Evidence, delta: float, claim: Budget | Non
         "tpr_at_fpr_0.001": _interval(described.at_one_in_thousand),
         "balanced_accuracy": _interval(described.balanced_accuracy),
     }
-    if isinstance(evidence, audit.Rates) and delta > 0:
+    if isinstance(evidence, audit.Rates | audit.OneRun) and delta > 0:
         record["gaussian_mu_lower_bound"] = evidence.mu()
         record["gaussian_epsilon"] = evidence.gaussian(delta)
     if claim is not None:

@@ -56,6 +56,9 @@ def train(
         bool, typer.Option("--private-bounds", help="Spend a tenth of epsilon on bounds that are not confirmed.")
     ] = False,
     audit: Annotated[int | None, typer.Option(help="Rows, or people, left to coins for the audit; 0: none.")] = None,
+    gradient_canaries: Annotated[
+        int | None, typer.Option(help="Audit a twin, too, with so many gradient canaries; takes a second training.")
+    ] = None,
     weak_guarantee: Weak = False,
     ledger: LedgerUrl = None,
     account: AccountName = None,
@@ -73,6 +76,7 @@ def train(
         rows_per_person=rows_per_person, test=test, public=public, delta=delta,
         method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate,
         device=device, tune=tune, teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit,
+        gradient_canaries=gradient_canaries,
         weak_guarantee=weak_guarantee, test_seed=test_seed,
     )  # fmt: skip
     finished = runs.Folder(out).done

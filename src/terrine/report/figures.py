@@ -50,6 +50,17 @@ def trade_off(
     return _svg(figure)
 
 
+def attacks(curves: Mapping[str, tuple[Floats, Floats]]) -> str:
+    """What the same attack finds in several models."""
+    figure, axes = _canvas(5.0, 4.3)
+    for (name, curve), colour in zip(curves.items(), (RED, BLUE, "#3a7d44"), strict=False):
+        axes.plot(*curve, color=colour, linewidth=2.2, drawstyle="steps-post", label=name)
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="guessing")
+    axes.set(xlabel="false alarms", ylabel="found, of those who were in", xlim=(-0.01, 1), ylim=(0, 1.01))
+    axes.legend(frameon=False, loc="lower right", fontsize=8.5)
+    return _svg(figure)
+
+
 def bars(values: Mapping[str, float]) -> str:
     """Accuracies, side by side."""
     figure, axes = _canvas(6.2, 0.5 + 0.45 * len(values))

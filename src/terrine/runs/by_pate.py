@@ -45,7 +45,7 @@ class Labelling:
     queries: int
     teachers: int
     pairs: int
-    """Pairs of rows, or people, of which a coin uses one, for the audit."""
+    """Pairs of rows, or people, all with wrong labels, of which a coin uses one, for the audit."""
 
 
 def planned(settings: Settings, opened: Opened) -> Labelling:
@@ -55,7 +55,7 @@ def planned(settings: Settings, opened: Opened) -> Labelling:
         InvalidArgument: there are more teachers than rows.
     """
     total, unit = opened.units.count, opened.units.unit or Unit.EXAMPLE
-    pairs = recipes.audited(settings, total) // 2
+    pairs = recipes.canaries(settings, total) // 2
     kept = total - pairs
     teachers = recipes.teachers(settings, kept)
     if teachers > kept:
@@ -88,14 +88,13 @@ def learn(
     heads = tossed.heads[:pairs]
     kept = np.setdiff1d(np.arange(units.count), np.where(heads, second, first))
     rows = units.all_rows(kept)
-    private = Data(
-        features.flatten(1).numpy()[rows], material.labels[rows], None if units.ids is None else units.ids[rows]
-    )
+    taught = coins.mislabelled(material, tossed.units)
+    private = Data(features.flatten(1).numpy()[rows], taught[rows], None if units.ids is None else units.ids[rows])
     public = architecture.features(material.public)
     public = public[torch.from_numpy(_order(public, labelling.queries))]
     answers = _labels(folder, settings, labelling, private, public, len(material.classes), receipt, progress)
     module = _student(architecture, public, answers, settings, progress)
-    chosen = scores(module, features, material, first) - scores(module, features, material, second)
+    chosen = scores(module, features, taught, units, first) - scores(module, features, taught, units, second)
     return Learned(
         module,
         chosen if pairs else None,
@@ -107,8 +106,15 @@ def learn(
             "answered": len(answers.answered),
             "examples" if units.people is None else "people": len(kept),
             "public_inputs": len(public),
-        },
+        }
+        | _in_words(pairs, "rows" if units.people is None else "people"),
     )
+
+
+def _in_words(pairs: int, noun: str) -> dict[str, str]:
+    """What the audit did to the labels, for the record."""
+    said = f"{pairs} pairs of private {noun}, all with wrong labels; a fair coin used one of each"
+    return {"canaries": said} if pairs else {}
 
 
 def _labels(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terrine import mechanisms, sgd
@@ -20,13 +21,13 @@ from terrine.audit import attacks
 from terrine.events import Budget, Event
 from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Seeded
-from terrine.runs import coins, recipes
+from terrine.runs import coins, recipes, twin
 from terrine.runs.folder import Folder
 from terrine.runs.learned import Learned
 from terrine.runs.material import Material, Opened
 from terrine.runs.models import Architecture
 from terrine.runs.settings import Settings
-from terrine.runs.units import Units
+from terrine.runs.units import Floats, Integers, Units
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 
@@ -87,7 +88,9 @@ def learn(
     receipt.covers(training.event)
     units = material.units
     tossed = coins.of_run(folder.owner, settings, units.count)
-    labels = torch.from_numpy(material.labels.copy())
+    canaries = tossed.canaries(recipes.canaries(settings, units.count))
+    taught = coins.mislabelled(material, canaries.units)
+    labels = torch.from_numpy(taught.copy())
     labels[torch.from_numpy(units.all_rows(tossed.out))] = SILENT
     module = built(architecture, settings)
     checkpoint = folder.owner / "checkpoint.pt"
@@ -96,16 +99,33 @@ def learn(
     )
     fitted.fit((features, labels), person=units.ids)
     module.cpu()
-    found = scores(module, features, material, tossed.units)
     return Learned(
         module,
-        found if len(tossed.units) else None,
-        tossed.heads if len(tossed.units) else None,
-        facts=facts(training.plan, training.learning_rate, training.usual),
+        scores(module, features, taught, units, canaries.units) if len(canaries.units) else None,
+        canaries.heads if len(canaries.units) else None,
+        facts=facts(training.plan, training.learning_rate, training.usual) | in_words(canaries, units),
         accuracy=None
         if training.measured is None
         else _accuracy(folder, settings, training.measured, module, material, features, tossed),
+        gradients=_twin(training, settings, architecture, (features, labels), units),
     )
+
+
+def _twin(
+    training: Training, settings: Settings, architecture: Architecture, rows: tuple[Tensor, Tensor], units: Units
+) -> tuple[Floats, NDArray[np.bool_]] | None:
+    if settings.gradient_canaries is None:
+        return None
+    found = twin.attacked(
+        built(architecture, settings), training.plan, rows, count=settings.gradient_canaries,
+        learning_rate=training.learning_rate, momentum=training.usual.momentum, criterion=_criterion(),
+        person=units.ids, seed=settings.test_seed,
+    )  # fmt: skip
+    return found.scores, found.included
+
+
+def _criterion() -> nn.Module:
+    return nn.CrossEntropyLoss(reduction="none", ignore_index=SILENT)
 
 
 def built(architecture: Architecture, settings: Settings) -> nn.Module:
@@ -129,7 +149,7 @@ def trainer(
     return sgd.Trainer(
         module,
         torch.optim.SGD(module.parameters(), lr=rate, momentum=usual.momentum),
-        nn.CrossEntropyLoss(reduction="none", ignore_index=SILENT),
+        _criterion(),
         plan,
         average=Average(usual.average),
         checkpoint=Checkpoint(checkpoint, every=max(1, plan.steps // 10)),
@@ -138,14 +158,22 @@ def trainer(
     )
 
 
-def scores(module: nn.Module, features: Tensor, material: Material, units: Any) -> Any:
-    """How sure the module is of the labels of each unit's rows: what the audit attacks."""
-    if not len(units):
+def scores(module: nn.Module, features: Tensor, labels: Integers, units: Units, chosen: Integers) -> Floats:
+    """How sure the module is of the labels of the chosen units' rows: what the audit attacks."""
+    if not len(chosen):
         return np.zeros(0)
-    rows = material.units.all_rows(units)
+    rows = units.all_rows(chosen)
     with torch.no_grad():
         logits = module(features[torch.from_numpy(rows)]).double().numpy()
-    return material.units.mean(attacks.confidence(logits, material.labels[rows]), units)
+    return units.mean(attacks.confidence(logits, labels[rows]), chosen)
+
+
+def in_words(canaries: coins.Coins, units: Units) -> dict[str, str]:
+    """What the audit did to the labels, for the record."""
+    if not len(canaries.units):
+        return {}
+    noun, each = ("rows", "each") if units.people is None else ("people", "each with all rows,")
+    return {"canaries": f"{len(canaries.units)} private {noun}, {each} in or out by a fair coin, carry wrong labels"}
 
 
 def _accuracy(

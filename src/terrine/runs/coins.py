@@ -3,6 +3,11 @@
 For DP-SGD, whose neighbours add or remove a unit (a row, or a person with all its rows), a coin leaves it in or
 silences it: a silenced one may be drawn but adds nothing to any sum. For PATE, whose neighbours replace a unit, a coin
 chooses which of a pair is used. Coins come from the operating system and stay with the owner.
+
+Some of the audited are canaries: all their rows carry a wrong label, by an offset drawn for each. A model that learned
+such a label learned it from that unit alone, so that an attack sees much more than on plain rows. Which units are
+canaries and their offsets are public. A unit's wrong labels depend on nobody else's rows: neighbours stay neighbours,
+and the number of units stays what the plan says. The price is accuracy, so canaries are few.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from terrine import files
 from terrine.audit import one_run
 from terrine.errors import InvalidArgument
 from terrine.runs import recipes
+from terrine.runs.material import Material
 from terrine.runs.settings import Settings
 
 Integers = NDArray[np.int64]
@@ -35,10 +41,25 @@ class Coins:
         """The units that are left out."""
         return self.units[~self.heads]
 
+    def canaries(self, count: int) -> Coins:
+        """The first `count` of the audited in a public random order: those whose rows carry a wrong label."""
+        chosen = np.sort(np.random.default_rng(0).permutation(len(self.units))[:count])
+        return Coins(self.units[chosen], self.heads[chosen])
+
 
 def of_run(owner: Path, settings: Settings, count: int) -> Coins:
     """The coins of a run by DP-SGD on `count` units, in its owner's folder."""
     return tossed(owner / "coins.npz", units=count, count=recipes.audited(settings, count), seed=settings.test_seed)
+
+
+def mislabelled(material: Material, canaries: Integers) -> Integers:
+    """The labels of all rows, those of the canaries' rows wrong; true labels stay with `material`."""
+    labels, classes, units = material.labels.copy(), len(material.classes), material.units
+    if classes < 2:
+        return labels
+    offsets = np.zeros(units.count, dtype=np.int64)
+    offsets[canaries] = np.random.default_rng(0).integers(1, classes, size=len(canaries))
+    return (labels + (offsets if units.ids is None else offsets[units.ids])) % classes
 
 
 def tossed(path: Path, *, units: int, count: int, seed: int | None) -> Coins:

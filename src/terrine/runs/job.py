@@ -143,6 +143,8 @@ def _keep(
     folder.write(PRIVACY, claim(plan, receipt, learned))
     if learned.scores is not None and learned.included is not None:
         audit_files.write_canaries(folder.path, learned.scores, learned.included)
+    if learned.gradients is not None:
+        audit_files.write_gradients(folder.path, *learned.gradients)
     folder.write(RESULTS, _results(plan.settings, material, architecture, learned, features))
     folder.write(EVENTS, folder.read(PRIVACY)["events"])
     pages.write_card(folder)

@@ -21,3 +21,5 @@ class Learned:
     """Public facts for the record: sampler, noise, lots, teachers."""
     accuracy: dict[str, Any] | None = None
     """An accuracy that the run's event paid for."""
+    gradients: tuple[Floats, Flags] | None = None
+    """Scores and coins of gradient canaries in a twin."""

@@ -35,6 +35,7 @@ _KEYS = {
     "learning_rate": "learning rate",
     "whitening": "preparation",
     "tuning": "tuning",
+    "canaries": "canaries of the audit",
     "teachers": "teachers",
     "queries": "labels bought",
     "public_inputs": "public inputs of the student",
@@ -69,7 +70,7 @@ def audited(folder: Folder, *, confidence: float = 0.95) -> dict[str, Any] | Non
     curve = roc(Scores.split(*held.canaries)) if 0 < held.canaries[1].sum() < len(held.canaries[1]) else None
     return {
         "rows": len(held.canaries[1]),
-        "what": f"pairs of private {noun}, one of each," if pairs else f"private {noun}",
+        "what": f"pairs of mislabelled private {noun}, one of each," if pairs else f"mislabelled private {noun}",
         "lower": found.bound,
         "confidence": confidence,
         "verdict": "VIOLATED" if found.violated else "consistent with the claim",

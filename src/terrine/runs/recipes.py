@@ -22,6 +22,7 @@ from terrine.events import Budget, Gaussian
 from terrine.runs.settings import Settings
 
 _AUDITED_MOST = 1000
+_CANARIES_MOST = 120
 _WIDE = 1000
 _MANY = 10_000
 """From so many examples on, what is chosen for sets of thousands gives way to what is chosen for MNIST's size."""
@@ -126,6 +127,11 @@ def delta(settings: Settings, examples: int) -> float:
 def audited(settings: Settings, examples: int) -> int:
     """How many private rows are left to coins."""
     return min(_AUDITED_MOST, examples // 10) if settings.audit is None else min(settings.audit, examples // 2)
+
+
+def canaries(settings: Settings, examples: int) -> int:
+    """How many of those left to coins carry a wrong label. Half of them are left out: a twentieth at most is taught."""
+    return min(_CANARIES_MOST, examples // 10, audited(settings, examples))
 
 
 def teachers(settings: Settings, examples: int) -> int:

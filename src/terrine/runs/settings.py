@@ -52,6 +52,8 @@ class Settings:
     """Find the bounds that the schema does not confirm privately, for a tenth of epsilon."""
     audit: int | None = None
     """How many private rows a fair coin leaves in or out for the audit; None chooses, 0 is no audit."""
+    gradient_canaries: int | None = None
+    """Audit by a twin as well: so many gradient canaries in a second training by the same plan; None is no twin."""
     weak_guarantee: bool = False
     """Train also where epsilon is above 20 or delta is not below 1/rows: a guarantee that means little."""
     test_seed: int | None = None
@@ -79,16 +81,20 @@ class Settings:
 
     def _check_optional(self) -> None:
         least = {"lot": 1, "tune": 2, "teachers": 2, "queries": 1, "audit": 0, "rows_per_person": 1}
+        least["gradient_canaries"] = 1
         for name, at_least in least.items():
             if getattr(self, name) is not None:
                 check.whole(name, getattr(self, name), at_least=at_least)
         for name in ("epochs", "clip", "learning_rate"):
             if getattr(self, name) is not None:
                 check.positive(name, getattr(self, name))
-        of_sgd, of_pate = ("lot", "epochs", "clip", "learning_rate", "device", "tune"), ("teachers", "queries")
+        of_sgd = ("lot", "epochs", "clip", "learning_rate", "device", "tune", "gradient_canaries")
+        of_pate = ("teachers", "queries")
         of_other = of_sgd if self.method == "pate" else of_pate
         if given := [name for name in of_other if getattr(self, name) is not None]:
             raise InvalidArgument(f"{given[0]}={getattr(self, given[0])}: not for --method {self.method}")
+        if self.tune is not None and self.gradient_canaries is not None:
+            raise InvalidArgument("--tune with --gradient-canaries: a twin has one plan; want one of the two")
         if self.tune is not None and self.clip is not None and self.learning_rate is not None:
             raise InvalidArgument("--tune with --clip and --learning-rate: nothing is left to tune; want one of them")
 

@@ -63,6 +63,8 @@ class _Tuned:
     architecture: Architecture
     features: Tensor
     material: Material
+    taught: NDArray[np.int64]
+    """The labels that runs learn: wrong for canaries."""
     silent: NDArray[np.int64]
     """The units that no run learns from."""
     held: NDArray[np.int64]
@@ -123,15 +125,17 @@ def learn(
     tossed = coins.of_run(folder.owner, settings, total)
     held = _held(folder, settings, total, tossed)
     silent = np.concatenate([tossed.out, held])
-    tuned = _Tuned(folder, settings, tuning, architecture, features, material, silent, held, receipt, quiet)
+    canaries = tossed.canaries(recipes.canaries(settings, total))
+    taught = coins.mislabelled(material, canaries.units)
+    tuned = _Tuned(folder, settings, tuning, architecture, features, material, taught, silent, held, receipt, quiet)
     state = _begun(tuned)
     place = _best_place(tuned, state)
     module, candidate = _trained(tuned, state, place)
     return Learned(
         module,
-        by_sgd.scores(module, features, material, tossed.units) if len(tossed.units) else None,
-        tossed.heads if len(tossed.units) else None,
-        facts=_facts(tuned, candidate),
+        by_sgd.scores(module, features, taught, material.units, canaries.units) if len(canaries.units) else None,
+        canaries.heads if len(canaries.units) else None,
+        facts=_facts(tuned, candidate) | by_sgd.in_words(canaries, material.units),
         accuracy=_accuracy(tuned, state["scores"][place]) if material.test is None else None,
     )
 
@@ -200,7 +204,7 @@ def _trained(tuned: _Tuned, state: dict[str, Any], place: int) -> tuple[nn.Modul
     plan = replace(tuned.tuning.plans[candidate.lot], clip=candidate.clip, epochs=None, budget=None, seed=seed)
     tuned.receipt.covers(plan.event)
     units = tuned.material.units
-    labels = torch.from_numpy(tuned.material.labels.copy())
+    labels = torch.from_numpy(tuned.taught.copy())
     labels[torch.from_numpy(units.all_rows(tuned.silent))] = by_sgd.SILENT
     module = by_sgd.built(tuned.architecture, tuned.settings)
     trainer = by_sgd.trainer(
