@@ -24,7 +24,7 @@ demo: $(READY)
 	$(BIN)/terrine demo --out demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(READY)
 	$(BIN)/ruff check .

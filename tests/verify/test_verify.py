@@ -68,7 +68,7 @@ def test_the_command(release):
     assert json.loads(CliRunner().invoke(command.app, ["verify", str(release), "--json"]).output)["ok"] is False
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FILES), st.integers(0, 10**9), st.integers(0, 7))
 def test_every_flipped_bit_is_found_or_immaterial(release, name, place, bit):
     """Immaterial is white space in the manifest, which is compared by what it says."""
