@@ -97,7 +97,7 @@ def test_rows_left_out_by_their_coin_do_not_move_it(tmp_path, monkeypatch):
         folder = Folder(tmp_path / name)
         folder.begin(settings)
         tossed = whitened.coins.of_run(folder.owner, settings, len(features))
-        rows = {"plain": tossed.rows[:0], "out": tossed.out, "in": tossed.rows[tossed.heads]}[name]
+        rows = {"plain": tossed.units[:0], "out": tossed.out, "in": tossed.units[tossed.heads]}[name]
         other = features.clone()
         other[torch.from_numpy(rows)] = 0.1
         found[name] = whitened.prepare(folder, settings, architecture, other, receipt)[0].whitening
@@ -135,5 +135,5 @@ def test_a_model_whose_whitening_is_gone_is_not_loaded(run, tmp_path):
     assert run(*ASKED[:-1], 1, "--out", "run").exit_code == 0
     path = tmp_path / "run" / "model.safetensors"
     save_file({name: one for name, one in load_file(path).items() if "whitening" not in name}, path)
-    with pytest.raises(InvalidArgument, match="the folder is damaged"):
+    with pytest.raises(InvalidArgument, match="does not verify"):
         runs.load("run")

@@ -125,8 +125,10 @@ def guess(
     """
     every, flags = paired(scores, included)
     confidence = check.open_unit("confidence", confidence)
-    asked = _shares(flags.size) if guesses is None else [guesses] if isinstance(guesses, int) else list(guesses)
+    asked = _shares(flags.size) if guesses is None else np.atleast_1d(guesses).tolist()
     made = sorted({check.whole("guesses", one) for one in asked})
+    if not made:
+        raise check.refuse("guesses", guesses, "one number or more of guesses, fixed beforehand")
     if made[-1] > flags.size:
         raise check.refuse("guesses", made[-1], f"at most the {flags.size} canaries")
     shuffled = np.random.default_rng(seed).permutation(flags.size)  # whatever the order of canaries tells is lost

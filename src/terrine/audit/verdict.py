@@ -81,7 +81,8 @@ def verdict(claim: Budget | Profile | Event, evidence: Evidence | Finding) -> Ve
 def _points(claim: Budget | Profile) -> list[tuple[float, float]]:
     if isinstance(claim, Budget):
         return [(claim.epsilon, claim.delta)]
-    return [(float(epsilon), float(delta)) for epsilon, delta in zip(claim.epsilon, claim.delta, strict=True)]
+    points = [(float(epsilon), float(delta)) for epsilon, delta in zip(claim.epsilon, claim.delta, strict=True)]
+    return [(epsilon, delta) for epsilon, delta in points if delta < 1]  # at delta 1 nothing is claimed
 
 
 def _bound(evidence: Evidence | Finding, delta: float) -> float:

@@ -315,6 +315,7 @@ class _Running:
             length=self.quantiser.length,
             bits=plan.sums.bits,
             seed=rng.word() >> 1,
+            colluding=plan.sums.colluding,
         )
         self._facts = facts | {"round": keeping.round_to_dict(self._round)}
         self._server = Server(self._round)

@@ -27,6 +27,7 @@ from terrine.federated.drawing import Drawn, draw
 from terrine.federated.plan import Adaptive, Plan
 from terrine.federated.quantise import Floats, with_bit
 from terrine.federated.secure.server import TooFewSurvivors
+from terrine.federated.sums import Central
 from terrine.mechanisms import exact
 from terrine.receipts import Charged
 from terrine.rng import SYSTEM, Seeded, Source
@@ -108,6 +109,7 @@ class History:
     closed: int = 0
     """Rounds with too few survivors: paid for, and nothing was opened."""
     survivors: list[int] = field(default_factory=list)
+    """Shares of noise in every sum that was opened; empty where a central server adds the noise."""
     wrapped: float = 0.0
     """About how many entries of all sums wrapped around."""
     clips: list[float] = field(default_factory=list)
@@ -157,8 +159,6 @@ class Federation:
 
     def fit(self, *, after: Callable[[int], Any] = lambda _: None) -> History:
         """All rounds that are left; `after` is told the number of each."""
-        if self.history.rounds == 0 and not self._by_round:
-            self._charge(self.plan.event)
         while self.history.rounds < self.plan.rounds:
             self.round()
             after(self.history.rounds)
@@ -170,6 +170,8 @@ class Federation:
             raise InvalidArgument(f"{self.plan.rounds} rounds are over: want a plan with more")
         if self._by_round:
             self._charge(self.plan.round_event)
+        elif self.history.rounds == 0:
+            self._charge(self.plan.event)
         self.history.rounds += 1
         drawn = draw(self.plan, self._rng)
         gone = self._gone(drawn)
@@ -179,7 +181,8 @@ class Federation:
         except TooFewSurvivors:
             self.history.closed += 1
             return
-        self.history.survivors.append(opened.survivors)
+        if not isinstance(self.plan.sums, Central):  # with a central server, it would be how many were drawn
+            self.history.survivors.append(opened.survivors)
         self.history.wrapped += opened.wrapped
         self._step(opened.value / self.plan.per_round)
 

@@ -129,9 +129,12 @@ def checked(vector: object, dimension: int | None = None) -> Floats:
         InvalidArgument: it is not a vector of numbers, or not of that length.
     """
     try:
-        found = np.asarray(vector, dtype=np.float64)
+        given = np.asarray(vector)
+        found = given.astype(np.float64) if given.dtype.kind in "iuf" else None
     except (TypeError, ValueError):
-        raise check.refuse("vector", vector, "a vector of numbers") from None
+        found = None
+    if found is None:
+        raise check.refuse("vector", vector, "a vector of real numbers")
     if found.ndim != 1 or found.size == 0 or (dimension is not None and found.size != dimension):
         raise InvalidArgument(f"a vector of shape {found.shape}: want {dimension or 'one or more'} numbers in a row")
     return found

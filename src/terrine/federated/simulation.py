@@ -25,7 +25,7 @@ from terrine.federated.plan import Adaptive, Plan
 from terrine.federated.sums import Central, DiscreteGaussian, Skellam
 from terrine.receipts import Charged, Payment, Receipt, paid
 from terrine.runs import baseline, coins, pages, trained
-from terrine.runs.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, Folder
+from terrine.runs.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, WEIGHTS, Folder
 from terrine.runs.material import Material, open_data
 from terrine.runs.models import Architecture
 from terrine.runs.settings import SETS
@@ -76,6 +76,15 @@ class Settings:
                 raise check.refuse(name, getattr(self, name), f"one of {', '.join(known)}")
         check.whole("clients", self.clients, at_least=2)
         check.whole("local_epochs", self.local_epochs)
+        for name in ("per_round", "survivors"):
+            if getattr(self, name) is not None:
+                check.whole(name, getattr(self, name))
+        for name in ("learning_rate", "server_rate"):
+            if getattr(self, name) is not None:
+                check.positive(name, getattr(self, name))
+        if self.delta is not None:
+            check.open_unit("delta", self.delta)
+        check.half_open_unit("dropping", self.dropping)
         if self.classes_per_client is not None:
             check.whole("classes_per_client", self.classes_per_client)
 
@@ -127,13 +136,19 @@ def simulate(
 ) -> Folder:
     """Train as the settings say, into the folder `out`; a run that is over is left as it is.
 
-    Guarantee: the model, privacy.json and results.json cost at most the event in privacy.json, which the account is
-    charged for before any client is drawn. Accuracy is measured on the published test set.
+    Guarantee: the model and privacy.json cost at most the event in privacy.json, which the account is charged for
+    before any client is drawn. The clients' data are a published set: accuracy, and that of a model without privacy,
+    are measured on its test part.
+
+    Raises:
+        InvalidArgument: the run was cut off after its model was written: another model would be another release.
     """
     folder: Any = Folder(out)
     folder.check(settings)
     if folder.done:
         return folder  # type: ignore[no-any-return]
+    if folder.has(WEIGHTS):
+        raise InvalidArgument(f"{out}: cut off after its model was written; another one costs again, in a new folder")
     opened = open_data(RunSettings(epsilon=settings.epsilon, data=settings.data))
     architecture = Architecture(settings.model or _model(settings.data), opened.shape, opened.classes)
     module = _built(architecture, settings.test_seed)

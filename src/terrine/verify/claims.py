@@ -26,6 +26,7 @@ from terrine.events import (
 )
 from terrine.events.codec import from_json
 from terrine.report import card as model_card
+from terrine.report.page import rounded_up
 from terrine.rounding import up
 from terrine.verify.manifest import ASKED, CARD, EVENTS, PRIVACY, RESULTS, read_json
 from terrine.verify.unchecked import Unchecked
@@ -179,7 +180,7 @@ def card(folder: Path) -> str:
     privacy, _ = claimed(folder)
     text = (folder / CARD).read_text(encoding="utf-8")
     line = (
-        f"- **Privacy**: epsilon {up(privacy['epsilon'])} at delta {privacy['delta']} for one {privacy['unit']} "
+        f"- **Privacy**: epsilon {rounded_up(privacy['epsilon'])} at delta {privacy['delta']} for one {privacy['unit']} "
         f"({privacy['neighbours']}), a proven upper bound"
     )
     if [one for one in text.splitlines() if "**Privacy**" in one] != [line]:

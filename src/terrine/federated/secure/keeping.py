@@ -19,6 +19,7 @@ def round_to_dict(round_: Round) -> dict[str, Any]:
         "bits": round_.bits,
         "seed": round_.seed,
         "degree": round_.degree,
+        "colluding": round_.colluding,
     }
 
 

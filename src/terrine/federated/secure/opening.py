@@ -61,6 +61,8 @@ def opened(
     source: Source = rng or (SYSTEM if plan.seed is None else Seeded(plan.seed))
     first = quantise.checked(vectors[0]) if len(vectors) else np.zeros(1)
     listed = [quantise.checked(one, len(first)) for one in vectors]
+    if len(listed) > plan.clients:
+        raise InvalidArgument(f"{len(listed)} vectors: want at most the plan's clients={plan.clients}")
     gone, late = _indices("drop", drop, len(listed)), _indices("drop_late", drop_late, len(listed))
     quantiser = Quantiser(len(first), plan.bound, plan.reach, source.word() >> 1)
     givers = exact.order(len(listed), source)[: plan.per_round]
@@ -90,6 +92,7 @@ def opened_round(
         length=quantiser.length,
         bits=plan.sums.bits,
         seed=rng.word() >> 1,
+        colluding=plan.sums.colluding,
     )
     total = _run(round_, quantiser, plan, vectors, gone, late, rng)
     return Opened(quantiser.to_real(total), len(givers - gone), wraparound(total, plan.sums.bits))

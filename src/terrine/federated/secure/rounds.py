@@ -28,10 +28,15 @@ class Round:
     """Of the graph of neighbours."""
     degree: int | None = None
     """How many neighbours each has; None chooses by how many may drop out."""
+    colluding: int = 0
+    """How many clients may tell the server all they know: fewer than open a secret."""
 
     def __post_init__(self) -> None:
         if not self.givers <= set(range(self.clients)):
             raise check.refuse("givers", sorted(self.givers), f"clients, from 0 to {self.clients - 1}")
+        if self.colluding and self.colluding >= self.threshold:
+            hint = f"so many could open single clients: {self.threshold} shares open a secret"
+            raise check.refuse("colluding", self.colluding, f"at most {self.threshold - 1} in a round like this", hint)
 
     @cached_property
     def _neighbours(self) -> list[list[int]]:
@@ -60,7 +65,7 @@ class Round:
     @cached_property
     def _facts(self) -> bytes:
         told = (self.clients, sorted(self.givers), self.survivors, self.length, self.bits, self.seed, self.degree)
-        return hashlib.sha256(repr((self.name, *told)).encode()).digest()
+        return hashlib.sha256(repr((self.name, *told, self.colluding)).encode()).digest()
 
 
 @dataclass(frozen=True)
