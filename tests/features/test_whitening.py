@@ -58,9 +58,9 @@ def test_one_example_moves_each_release_by_at_most_one(monkeypatch):
     key, mean = whitening.Key.seeded(0), torch.rand(6, 3, 3) / 10
     for place in range(len(x)):
         less = torch.cat([x[:place], x[place + 1 :]])
-        sums = [len(one) * whitening._mean(one, key, 1.0) for one in (x, less)]
+        sums = [whitening._mean(one, torch.ones(len(one)), key, 1.0) for one in (x, less)]
         assert float((sums[0] - sums[1]).norm()) <= 1 + 1e-4
-        moments = [whitening._moments(one, mean, key, 1.0) for one in (x, less)]
+        moments = [whitening._moments(one, torch.ones(len(one)), mean, key, 1.0) for one in (x, less)]
         assert float((moments[0] - moments[1]).norm()) <= 1 + 1e-4
 
 
@@ -68,14 +68,19 @@ def test_an_example_that_is_left_out_adds_nothing_but_is_still_counted(monkeypat
     monkeypatch.setattr(whitening.Key, "draw", lambda self, purpose, step: _Silent())
     x, key, out = maps(30), whitening.Key.seeded(0), torch.tensor([3, 17])
     there = torch.tensor([place for place in range(30) if place not in (3, 17)])
-    mean = whitening._mean(x, key, 1.0, out)
-    assert torch.allclose(30 * mean, 28 * whitening._mean(x[there], key, 1.0), atol=1e-5)
-    left, fewer = whitening._moments(x, mean, key, 1.0, out), whitening._moments(x[there], mean, key, 1.0)
-    assert torch.allclose(left, fewer)
-    assert not torch.allclose(left, whitening._moments(x, mean, key, 1.0))
+    every, shares = torch.ones(30), torch.ones(30)
+    shares[out] = 0.0
+    total = whitening._mean(x, shares, key, 1.0)
+    assert torch.allclose(total, whitening._mean(x[there], every[there], key, 1.0), atol=1e-5)
+    mean = total / 30
+    left = whitening._moments(x, shares, mean, key, 1.0)
+    assert torch.allclose(left, whitening._moments(x[there], every[there], mean, key, 1.0))
+    assert not torch.allclose(left, whitening._moments(x, every, mean, key, 1.0))
     other = x.clone()
     other[out] = -1.0
-    assert torch.equal(whitening._mean(other, key, 1.0, out), mean)
+    assert torch.equal(whitening._mean(other, shares, key, 1.0), total)
+    both = [whitening.private_whitening(one, without=out, seed=1).mean for one in (x, other)]
+    assert torch.equal(*both)
 
 
 class _Silent:
@@ -89,9 +94,9 @@ class _Silent:
 def test_the_noise_has_its_deviation():
     """Five deviations of the sample deviation: a false alarm below 1e-6; twice or half the scale is far outside."""
     key = whitening.Key.seeded(3)
-    mean = whitening._mean(torch.zeros(1, 40, 10, 10), key, 7.0).flatten()
+    mean = whitening._mean(torch.zeros(1, 40, 10, 10), torch.ones(1), key, 7.0).flatten()
     assert abs(float(mean.std()) / 7 - 1) < 5 / math.sqrt(2 * mean.numel())
-    moments = whitening._moments(torch.zeros(1, 150, 1, 1), torch.zeros(150, 1, 1), key, 2.0)
+    moments = whitening._moments(torch.zeros(1, 150, 1, 1), torch.ones(1), torch.zeros(150, 1, 1), key, 2.0)
     above = moments[torch.triu(torch.ones_like(moments), 1).bool()]
     assert torch.equal(moments, moments.T)
     assert abs(float(above.std()) / math.sqrt(2) - 1) < 5 / math.sqrt(2 * len(above))

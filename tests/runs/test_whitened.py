@@ -100,7 +100,7 @@ def test_rows_left_out_by_their_coin_do_not_move_it(tmp_path, monkeypatch):
         rows = {"plain": tossed.units[:0], "out": tossed.out, "in": tossed.units[tossed.heads]}[name]
         other = features.clone()
         other[torch.from_numpy(rows)] = 0.1
-        found[name] = whitened.prepare(folder, settings, architecture, other, receipt)[0].whitening
+        found[name] = whitened.prepare(folder, settings, architecture, other, opened.units, receipt)[0].whitening
     assert torch.equal(found["plain"].mean, found["out"].mean)
     assert torch.equal(found["plain"].channels, found["out"].channels)
     assert not torch.equal(found["plain"].mean, found["in"].mean)

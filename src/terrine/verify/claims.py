@@ -180,8 +180,8 @@ def card(folder: Path) -> str:
     privacy, _ = claimed(folder)
     text = (folder / CARD).read_text(encoding="utf-8")
     line = (
-        f"- **Privacy**: epsilon {rounded_up(privacy['epsilon'])} at delta {privacy['delta']} for one {privacy['unit']} "
-        f"({privacy['neighbours']}), a proven upper bound"
+        f"- **Privacy**: epsilon {rounded_up(privacy['epsilon'])} at delta {privacy['delta']} for one "
+        f"{privacy['unit']} ({privacy['neighbours']}), a proven upper bound"
     )
     if [one for one in text.splitlines() if "**Privacy**" in one] != [line]:
         raise InvalidArgument(f"{CARD}: says something else than {PRIVACY}; want the line {line!r}")
