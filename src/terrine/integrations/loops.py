@@ -130,7 +130,11 @@ def _marks(keeper: Any) -> dict[str, Any]:
             value._version if isinstance(value, Tensor) else 0,
         )
         for name, value in vars(keeper).items()
+        if name not in _SETTLED
     }
+
+
+_SETTLED = ("problem_type",)  # which transformers' models find out from the type of labels, the same for all examples
 
 
 def add_clipped(lots: Lots, loss: Loss, batch: Any, memory: float | None) -> None:
