@@ -27,7 +27,7 @@ _PACKAGES = frozenset(
         "mechanisms",
         "pate",
         "queries",
-        "runs",
+        "pipeline",
         "sgd",
         "tables",
     }
@@ -44,8 +44,8 @@ __all__ = [
     "ledger",
     "mechanisms",
     "pate",
+    "pipeline",
     "queries",
-    "runs",
     "sgd",
     "tables",
 ]

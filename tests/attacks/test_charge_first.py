@@ -15,12 +15,12 @@ from terrine.events import Budget, Neighbours, from_json
 from terrine.ledger import Ledger
 from terrine.pate import teachers
 from terrine.pate.run import Run
+from terrine.pipeline import bounds, tuning, whitened
+from terrine.pipeline.models import Architecture
 from terrine.prompts import tuning as prompt_tuning
-from terrine.runs import bounds, tuning, whitened
-from terrine.runs.models import Architecture
 from terrine.tables import Schema
+from tests.pipeline.conftest import SCHEMA, write_table
 from tests.prompts import tiny
-from tests.runs.conftest import SCHEMA, write_table
 
 UNSURE = SCHEMA.replace("high = 100", "high = 100\nconfirmed = false")
 TABLE = ("train", "people.csv", "--label", "ill", "--epsilon", 8, "--out", "run", "--epochs", 2, "--lot", 100)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from terrine import rng, runs
+from terrine import pipeline, rng
 from terrine.sgd.noise import Key, Purpose
-from tests.runs.conftest import SCHEMA, write_table
+from tests.pipeline.conftest import SCHEMA, write_table
 
 
 @pytest.fixture
@@ -19,12 +19,12 @@ def table(tmp_path):
 
 
 def generator(settings, out):
-    runs.train(settings, out)
+    pipeline.train(settings, out)
     return json.loads((out / "privacy.json").read_text())["generator"]
 
 
 def settings(table, **more):
-    return runs.Settings(epsilon=4, table=str(table), label="ill", epochs=2, lot=100, **more)
+    return pipeline.Settings(epsilon=4, table=str(table), label="ill", epochs=2, lot=100, **more)
 
 
 def test_lots_and_noise_of_training_are_the_cipher_that_is_named():
@@ -65,5 +65,5 @@ def test_a_seeded_run_names_what_the_seed_made(table, tmp_path):
 
 
 def test_pate_names_the_operating_system(tmp_path):
-    asked = runs.Settings(epsilon=8, data="digits", method="pate", teachers=12, queries=15)
+    asked = pipeline.Settings(epsilon=8, data="digits", method="pate", teachers=12, queries=15)
     assert generator(asked, tmp_path / "run") == "the operating system's generator (noise on the votes)"

@@ -11,8 +11,8 @@ from terrine import datasets, files
 from terrine.cli.app import app
 from terrine.pate import pictures
 from terrine.pate.run import Run
-from terrine.runs import folder as layout
-from tests.runs.conftest import SCHEMA, write_table
+from terrine.pipeline import folder as layout
+from tests.pipeline.conftest import SCHEMA, write_table
 
 TABLE = ("train", "people.csv", "--label", "ill", "--epsilon", 8, "--out", "run", "--epochs", 2, "--lot", 100)
 RUNS = {

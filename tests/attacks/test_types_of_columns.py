@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from terrine import tables
-from terrine.runs.units import Units
+from terrine.pipeline.units import Units
 from terrine.sgd.people import People
 
 SCHEMA = tables.Schema("y", ("0", "1"), {"code": tables.Category(("1", "2")), "age": tables.Number(0, 100)})

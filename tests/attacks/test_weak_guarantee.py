@@ -7,11 +7,11 @@ import warnings
 import numpy as np
 import pytest
 
-from terrine import check, pate, runs, sgd
+from terrine import check, pate, pipeline, sgd
 from terrine.errors import InvalidArgument, WeakGuarantee
 from terrine.events import Budget
 from terrine.rng import Seeded
-from tests.runs.conftest import run, table  # noqa: F401
+from tests.pipeline.conftest import run, table  # noqa: F401
 
 ASKED = ("train", "people.csv", "--label", "ill", "--epochs", 2, "--lot", 100, "--out", "run")
 WEAK = [
@@ -48,7 +48,7 @@ def test_a_guarantee_that_means_something_is_not_called_weak(run, table, tmp_pat
 
 def test_the_library_refuses_in_runs_and_warns_elsewhere():
     with pytest.raises(InvalidArgument, match="above 20"):
-        runs.train(runs.Settings(epsilon=30.0, data="digits"), "nowhere")
+        pipeline.train(pipeline.Settings(epsilon=30.0, data="digits"), "nowhere")
     with pytest.warns(WeakGuarantee, match="above 20"):
         sgd.Plan(examples=100, lot=10, steps=5, clip=1.0, budget=Budget(25.0, 1e-5))
     with pytest.warns(WeakGuarantee, match="not below 1/100"):

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from terrine import runs
-from tests.runs.conftest import SCHEMA, write_table
+from terrine import pipeline
+from tests.pipeline.conftest import SCHEMA, write_table
 
 
 @pytest.fixture(scope="session")
@@ -15,8 +15,8 @@ def trained(tmp_path_factory):
     (place / "people.schema.toml").write_text(SCHEMA)
     table = write_table(place / "people.csv")
     for name, epsilon in (("one", 2.0), ("two", 2.0), ("dear", 8.0)):
-        settings = runs.Settings(epsilon=epsilon, table=str(table), label="ill", epochs=3, lot=100)
-        runs.train(settings, place / name)
+        settings = pipeline.Settings(epsilon=epsilon, table=str(table), label="ill", epochs=3, lot=100)
+        pipeline.train(settings, place / name)
     return place
 
 

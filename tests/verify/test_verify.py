@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from terrine import runs
+from terrine import pipeline
 from terrine.cli import app as command
 from terrine.errors import InvalidArgument
 from terrine.events import Budget
 from terrine.ledger import Ledger
 from terrine.verify import manifest, refuse_lies, signing, verify
-from tests.runs.conftest import SCHEMA, write_table
+from tests.pipeline.conftest import SCHEMA, write_table
 
 FILES = (*manifest.HANDED_ON, *manifest.MAY_BE_HANDED_ON, manifest.MANIFEST)
 
@@ -253,8 +253,8 @@ def test_an_audit_that_cannot_be_read_is_a_lie_and_no_traceback(trained, tmp_pat
 def test_a_seeded_run_is_no_release(tmp_path):
     (tmp_path / "people.schema.toml").write_text(SCHEMA)
     table = write_table(tmp_path / "people.csv")
-    asked = runs.Settings(epsilon=2.0, table=str(table), label="ill", epochs=2, lot=100, test_seed=1)
-    runs.train(asked, tmp_path / "run")
+    asked = pipeline.Settings(epsilon=2.0, table=str(table), label="ill", epochs=2, lot=100, test_seed=1)
+    pipeline.train(asked, tmp_path / "run")
     assert lie(tmp_path / "run") == "seed"
     refuse_lies(tmp_path / "run")  # it does not lie about it
 
@@ -312,11 +312,11 @@ def test_train_signs(tmp_path):
     (tmp_path / "people.schema.toml").write_text(SCHEMA)
     table = write_table(tmp_path / "people.csv")
     private, public = signing.new_key(tmp_path / "mine")
-    asked = runs.Settings(epsilon=2.0, table=str(table), label="ill", epochs=2, lot=100)
+    asked = pipeline.Settings(epsilon=2.0, table=str(table), label="ill", epochs=2, lot=100)
     with pytest.raises(InvalidArgument, match="no private key"):
-        runs.train(asked, tmp_path / "run", sign=public)
+        pipeline.train(asked, tmp_path / "run", sign=public)
     assert not (tmp_path / "run").exists()
-    runs.train(asked, tmp_path / "run", sign=private)
+    pipeline.train(asked, tmp_path / "run", sign=private)
     assert verify(tmp_path / "run", signed_by=public).ok
 
 
@@ -326,11 +326,11 @@ def test_train_signs(tmp_path):
 def test_the_charge_must_be_in_the_ledger(tmp_path):
     (tmp_path / "people.schema.toml").write_text(SCHEMA)
     table = write_table(tmp_path / "people.csv")
-    asked = runs.Settings(epsilon=2.0, table=str(table), label="ill", epochs=2, lot=100)
+    asked = pipeline.Settings(epsilon=2.0, table=str(table), label="ill", epochs=2, lot=100)
     url, other = f"sqlite:///{tmp_path}/book.db", f"sqlite:///{tmp_path}/other.db"
     with Ledger.open(url) as book:
         account = book.account("patients", budget=Budget(20, 1e-3))
-        runs.train(asked, tmp_path / "run", account=account, head=book.head)
+        pipeline.train(asked, tmp_path / "run", account=account, head=book.head)
         with (tmp_path / "export.jsonl").open("w") as file:
             book.export(file)
     with Ledger.open(other) as book:
@@ -368,7 +368,7 @@ def test_report_predict_and_audit_verify_first(trained, tmp_path, words):
     assert isinstance(result.exception, InvalidArgument)
     assert "does not verify: manifest: privacy.json" in str(result.exception)
     with pytest.raises(InvalidArgument, match="does not verify"):
-        runs.load(folder)
+        pipeline.load(folder)
 
 
 def test_the_line_in_the_report_works_as_printed(trained, monkeypatch):

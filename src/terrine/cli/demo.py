@@ -12,7 +12,7 @@ import typer
 from terrine.cli.progress import counted
 
 if TYPE_CHECKING:
-    from terrine.runs.demo import Row
+    from terrine.pipeline.demo import Row
 
 
 def demo(
@@ -20,7 +20,7 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Baseline, DP-SGD and PATE on digits, each audited: one table, and OUT/report.html."""
-    from terrine.runs.demo import demonstrate
+    from terrine.pipeline.demo import demonstrate
 
     rows = demonstrate(out, progress=functools.partial(counted, quiet=as_json), quiet=as_json)
     if as_json:

@@ -53,7 +53,7 @@ def simulate(
 ) -> None:
     """Train on clients' data at a certified epsilon; the folder holds model, claim, report and audit."""
     from terrine.federated import simulation
-    from terrine.runs import Folder
+    from terrine.pipeline import Folder
 
     settings = simulation.Settings(
         data=data, clients=clients, rounds=rounds, epsilon=epsilon, per_round=per_round, delta=delta, clip=clip,

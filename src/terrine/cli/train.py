@@ -18,7 +18,7 @@ from terrine.errors import InvalidArgument
 from terrine.rounding import up
 
 if TYPE_CHECKING:
-    from terrine.runs import Folder
+    from terrine.pipeline import Folder
     from terrine.tables import Schema
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -69,9 +69,9 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train on private data at a certified epsilon; the folder holds model, claim, report and audit."""
-    from terrine import runs
+    from terrine import pipeline
 
-    settings = runs.Settings(
+    settings = pipeline.Settings(
         epsilon=epsilon, data=data, table=table, label=label, schema=schema, person=person,
         rows_per_person=rows_per_person, test=test, public=public, delta=delta,
         method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate,
@@ -79,9 +79,9 @@ def train(
         gradient_canaries=gradient_canaries,
         weak_guarantee=weak_guarantee, test_seed=test_seed,
     )  # fmt: skip
-    finished = runs.Folder(out).done
+    finished = pipeline.Folder(out).done
     with charging(ledger, account, by=by, purpose=purpose, usual="terrine train") as charged:
-        folder = runs.train(
+        folder = pipeline.train(
             settings, out, **charged.told, head=charged.head(quiet=as_json),
             progress=functools.partial(counted, quiet=as_json), quiet=as_json, sign=sign,
         )  # fmt: skip
@@ -101,9 +101,9 @@ def predict(
 
     import numpy as np
 
-    from terrine import runs, tables
+    from terrine import pipeline, tables
 
-    model = runs.load(run)
+    model = pipeline.load(run)
     rows: Any = np.load(table, allow_pickle=False) if table.endswith(".npy") else tables.read(table)
     shares = model.probabilities(rows)
     names = np.array(model.classes)[shares.argmax(axis=1)]
@@ -119,9 +119,9 @@ def report(
     run: Annotated[Path, typer.Argument(help="The folder of a finished terrine train.")],
 ) -> None:
     """Verify a run, and write its report again."""
-    from terrine import runs, verify
+    from terrine import pipeline, verify
 
-    folder = runs.Folder(run)
+    folder = pipeline.Folder(run)
     if not folder.done:
         raise InvalidArgument(f"{run}: not a finished run; want the folder of a finished terrine train")
     verify.refuse_lies(run)
@@ -138,7 +138,7 @@ def schema(
 ) -> None:
     """Draft the public facts about a table; asks to confirm each, since facts taken from the rows leak."""
     from terrine import tables
-    from terrine.runs.material import schema_path
+    from terrine.pipeline.material import schema_path
 
     target = schema_path(table) if out is None else out
     if target.exists() and not force:
@@ -186,7 +186,7 @@ def _ask_list(question: str, values: tuple[str, ...]) -> tuple[str, ...]:
 
 def write_report(folder: Folder) -> None:
     """Write report and model card."""
-    from terrine.runs import pages
+    from terrine.pipeline import pages
 
     pages.write(folder)
 

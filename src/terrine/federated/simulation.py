@@ -23,13 +23,13 @@ from terrine.events.codec import to_dict
 from terrine.federated.learning import FedAdam, FedAvg, Federation, History, Local
 from terrine.federated.plan import Adaptive, Plan
 from terrine.federated.sums import Central, DiscreteGaussian, Skellam
+from terrine.pipeline import baseline, coins, pages, trained
+from terrine.pipeline.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, WEIGHTS, Folder
+from terrine.pipeline.material import Material, open_data
+from terrine.pipeline.models import Architecture
+from terrine.pipeline.settings import SETS
+from terrine.pipeline.settings import Settings as RunSettings
 from terrine.receipts import Charged, Payment, Receipt, paid
-from terrine.runs import baseline, coins, pages, trained
-from terrine.runs.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, WEIGHTS, Folder
-from terrine.runs.material import Material, open_data
-from terrine.runs.models import Architecture
-from terrine.runs.settings import SETS
-from terrine.runs.settings import Settings as RunSettings
 from terrine.verify import manifest
 
 SUMS = ("skellam", "discrete-gaussian", "central")

@@ -39,7 +39,7 @@ def full(privacy: dict[str, Any], receipt: dict[str, Any], words: str) -> Answer
     answers = short(privacy, words)
     answers.insert(5, ("What does it add to earlier releases?", _composition(privacy, receipt)))
     who, when = receipt.get("by") or "", receipt.get("at") or privacy["made"]
-    named = "Nobody said who (--by)" if who in ("", "terrine", "terrine.runs") else who
+    named = "Nobody said who (--by)" if who in ("", "terrine", "terrine.pipeline") else who
     answers.append(("Who ran it, and when?", f"{named}; {when} (UTC)."))
     mark = f"SHA-256 of these facts, which tells nothing of a row: {privacy['inputs_fingerprint']}."
     answers.append(("On which inputs?", f"{_sentence(privacy['public_facts'])} {mark}"))

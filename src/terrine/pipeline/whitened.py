@@ -21,12 +21,12 @@ from torch import Tensor
 from terrine.events import Event
 from terrine.events.codec import from_dict, to_dict
 from terrine.features.whitening import Whitening, private_whitening, whitening_event
+from terrine.pipeline import coins, recipes
+from terrine.pipeline.folder import Folder
+from terrine.pipeline.models import Architecture
+from terrine.pipeline.settings import Settings
+from terrine.pipeline.units import Units
 from terrine.receipts import Receipt
-from terrine.runs import coins, recipes
-from terrine.runs.folder import Folder
-from terrine.runs.models import Architecture
-from terrine.runs.settings import Settings
-from terrine.runs.units import Units
 
 _KEPT = "owner/whitening.safetensors"
 

@@ -8,16 +8,16 @@ import pyarrow as pa
 import pytest
 import torch
 
-from terrine import runs, tables
+from terrine import pipeline, tables
 from terrine.events import Budget, Unit, from_json, leaves, settled_unit
 from terrine.features.whitening import private_whitening
 from terrine.ledger import Ledger
 from terrine.pate import Partition
-from terrine.runs import bounds, coins, job
-from terrine.runs.units import Units
+from terrine.pipeline import bounds, coins, job
+from terrine.pipeline.units import Units
 from terrine.sgd.noise import Key
 from terrine.sgd.people import People
-from tests.runs.conftest import SCHEMA
+from tests.pipeline.conftest import SCHEMA
 
 VISITS = ("train", "visits.csv", "--label", "ill", "--epsilon", 8, "--person", "patient_id")
 IDS = '[columns.patient_id]\nkind = "number"\nlow = 0\nhigh = 1\nconfirmed = false\n'
@@ -148,7 +148,7 @@ def test_refusals(run, visits, tmp_path, words, said):
 
 def test_people_left_out_by_their_coin_do_not_move_the_model(visits, tmp_path, monkeypatch):
     """With the same noise, other labels of all rows of left-out people change nothing; those of others do."""
-    settings = runs.Settings(
+    settings = pipeline.Settings(
         epsilon=4, table=str(visits), label="ill", person="patient_id", test_seed=5, epochs=3, lot=50
     )
     weights, original = {}, job.open_data
@@ -173,21 +173,21 @@ def test_people_left_out_by_their_coin_do_not_move_the_model(visits, tmp_path, m
     for name in ("plain", "out", "in"):
         if name != "plain":
             monkeypatch.setattr(job, "open_data", flipped(name))
-        runs.train(settings, tmp_path / name)
-        weights[name] = runs.load(tmp_path / name).module.weight.detach()
+        pipeline.train(settings, tmp_path / name)
+        weights[name] = pipeline.load(tmp_path / name).module.weight.detach()
     assert torch.equal(weights["plain"], weights["out"])
     assert not torch.equal(weights["plain"], weights["in"])
 
 
 def test_an_interrupted_run_for_people_goes_on_as_it_would_have(visits, tmp_path, dying_at):
-    settings = runs.Settings(
+    settings = pipeline.Settings(
         epsilon=4, table=str(visits), label="ill", person="patient_id", test_seed=5, epochs=3, lot=50
     )
-    runs.train(settings, tmp_path / "whole")
+    pipeline.train(settings, tmp_path / "whole")
     with dying_at(4):
-        runs.train(settings, tmp_path / "broken")
-    runs.train(settings, tmp_path / "broken")
-    whole, broken = (runs.load(tmp_path / name).module.weight for name in ("whole", "broken"))
+        pipeline.train(settings, tmp_path / "broken")
+    pipeline.train(settings, tmp_path / "broken")
+    whole, broken = (pipeline.load(tmp_path / name).module.weight for name in ("whole", "broken"))
     assert torch.equal(whole, broken)
 
 

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from terrine import files
 from terrine.errors import InvalidArgument
-from terrine.runs.settings import Settings
+from terrine.pipeline.settings import Settings
 from terrine.verify.manifest import (
     ASKED,
     CARD,
@@ -60,7 +60,7 @@ def is_private(name: str) -> bool:
         return False
     if name in PRIVATE_FILES or Path(name).parts[0] in PRIVATE_FOLDERS:
         return True
-    raise KeyError(f"{name}: in neither list of terrine.runs.folder")
+    raise KeyError(f"{name}: in neither list of terrine.pipeline.folder")
 
 
 class Folder:

@@ -22,15 +22,15 @@ from terrine import sgd
 from terrine.audit import Scores, metrics, one_run, verdict
 from terrine.audit.scores import Floats
 from terrine.events import Budget
+from terrine.pipeline import baseline, by_sgd, coins, pages, recipes, twin
+from terrine.pipeline.folder import PRIVACY, Folder
+from terrine.pipeline.job import train
+from terrine.pipeline.material import Material, open_data
+from terrine.pipeline.settings import Settings
+from terrine.pipeline.trained import load
 from terrine.report import figures
 from terrine.report.page import render, style_sheet
 from terrine.rounding import up
-from terrine.runs import baseline, by_sgd, coins, pages, recipes, twin
-from terrine.runs.folder import PRIVACY, Folder
-from terrine.runs.job import train
-from terrine.runs.material import Material, open_data
-from terrine.runs.settings import Settings
-from terrine.runs.trained import load
 
 EPSILONS = (1.0, 3.0, 8.0)
 PATE_EPSILON = 8.0

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from terrine import mechanisms, sgd
 from terrine.audit import attacks
 from terrine.events import Budget, Event
+from terrine.pipeline import coins, recipes, twin
+from terrine.pipeline.folder import Folder
+from terrine.pipeline.learned import Learned
+from terrine.pipeline.material import Material, Opened
+from terrine.pipeline.models import Architecture
+from terrine.pipeline.settings import Settings
+from terrine.pipeline.units import Floats, Integers, Units
 from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Seeded
-from terrine.runs import coins, recipes, twin
-from terrine.runs.folder import Folder
-from terrine.runs.learned import Learned
-from terrine.runs.material import Material, Opened
-from terrine.runs.models import Architecture
-from terrine.runs.settings import Settings
-from terrine.runs.units import Floats, Integers, Units
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 

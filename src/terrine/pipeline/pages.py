@@ -12,10 +12,10 @@ from terrine.audit import Scores, one_run, roc, verdict
 from terrine.audit import folder as audit_files
 from terrine.events import Event
 from terrine.events.codec import from_dict
+from terrine.pipeline.folder import ASKED, CARD, PRIVACY, RECEIPT, REPORT, RESULTS, Folder
 from terrine.report import accountants, card, figures, review
 from terrine.report.page import render, style_sheet
 from terrine.rounding import up
-from terrine.runs.folder import ASKED, CARD, PRIVACY, RECEIPT, REPORT, RESULTS, Folder
 
 _KEYS = {
     "unit": "protected unit",

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from terrine import runs
+from terrine import pipeline
 from terrine.cli.app import app
 from terrine.events import Composed, Gaussian, PoissonSampled, Repeated
+from terrine.pipeline import pages
 from terrine.report.accountants import over_training, so_far
 from terrine.report.page import rounded_up
-from terrine.runs import pages
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -23,7 +23,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page") / "run"
-    finished = runs.train(runs.Settings(epsilon=3.0, data="digits", model="linear", epochs=5), folder)
+    finished = pipeline.train(pipeline.Settings(epsilon=3.0, data="digits", model="linear", epochs=5), folder)
     pages.write(finished)
     return folder / "report.html"
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from terrine.runs.models import Architecture
+from terrine.pipeline.models import Architecture
 
 
 def unsafe_train(

@@ -13,10 +13,10 @@ from functools import cached_property
 from terrine import accounting, check
 from terrine.errors import InvalidArgument
 from terrine.events import Budget, Event
-from terrine.runs import bounds, by_pate, by_sgd, recipes, tuning, whitened
-from terrine.runs.material import Opened
-from terrine.runs.models import Architecture
-from terrine.runs.settings import Settings
+from terrine.pipeline import bounds, by_pate, by_sgd, recipes, tuning, whitened
+from terrine.pipeline.material import Opened
+from terrine.pipeline.models import Architecture
+from terrine.pipeline.settings import Settings
 
 
 @dataclass(frozen=True, eq=False)

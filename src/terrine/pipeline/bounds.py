@@ -17,8 +17,8 @@ import numpy as np
 from terrine import mechanisms
 from terrine.errors import InvalidArgument
 from terrine.events import Event, Repeated, Unit
+from terrine.pipeline.units import Units
 from terrine.rng import SYSTEM, Seeded
-from terrine.runs.units import Units
 from terrine.tables import Number, Schema, as_number
 
 SHARE = 0.1

@@ -14,9 +14,9 @@ from torch import nn
 
 from terrine import tables, verify
 from terrine.errors import InvalidArgument
-from terrine.runs import whitened
-from terrine.runs.folder import MODEL, PRIVACY, WEIGHTS, Folder
-from terrine.runs.models import Architecture
+from terrine.pipeline import whitened
+from terrine.pipeline.folder import MODEL, PRIVACY, WEIGHTS, Folder
+from terrine.pipeline.models import Architecture
 
 
 @dataclass(frozen=True, eq=False)

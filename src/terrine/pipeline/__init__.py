@@ -1,9 +1,9 @@
 """The main job: from private data to a trained, billed and audited model in one folder.
 
-from terrine import runs
+from terrine import pipeline
 
-runs.train(runs.Settings(data="digits", epsilon=3.0), "run")
-runs.load("run").predict(rows)
+pipeline.train(pipeline.Settings(data="digits", epsilon=3.0), "run")
+pipeline.load("run").predict(rows)
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ try:
 except ImportError as error:
     raise MissingExtra("torch", extra="torch") from error
 
-from terrine.runs.folder import Folder
-from terrine.runs.job import train
-from terrine.runs.settings import Settings
-from terrine.runs.trained import Trained, load
+from terrine.pipeline.folder import Folder
+from terrine.pipeline.job import train
+from terrine.pipeline.settings import Settings
+from terrine.pipeline.trained import Trained, load
 
 __all__ = ["Folder", "Settings", "Trained", "load", "train"]

@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from terrine import accounting, datasets, runs, sgd
+from terrine import accounting, datasets, pipeline, sgd
 from terrine.errors import InvalidArgument
 from terrine.events import Composed, Gaussian, Neighbours, RandomStopping, Reproducible, from_json
+from terrine.pipeline import job, planning, whitened
+from terrine.pipeline.folder import Folder
 from terrine.receipts import Receipt
-from terrine.runs import job, planning, whitened
-from terrine.runs.folder import Folder
-from tests.runs.conftest import SCHEMA, write_table
+from tests.pipeline.conftest import SCHEMA, write_table
 
 ASKED = ("train", "--data", "digits", "--model", "scatter-linear", "--epsilon", 8, "--epochs", 10)
 BOTH = Composed([Gaussian(noise=one, neighbours=Neighbours.ADD_REMOVE) for one in (2.5, 1.25)])
@@ -34,7 +34,7 @@ def test_the_whitening_is_in_the_bill_the_model_and_the_words(run, tmp_path):
         assert "whitened by two noisy releases" in (tmp_path / "run" / name).read_text()
 
     test = datasets.digits(test=597)
-    model = runs.load("run")
+    model = pipeline.load("run")
     assert model.architecture.whitening.event == BOTH
     assert model.accuracy(test.test, test.test_labels) == found["results"]["accuracy"]
     np.save("new.npy", test.test[:50])
@@ -62,7 +62,7 @@ def test_a_seeded_run_ends_the_same_whether_or_not_it_was_interrupted(run, monke
         run(*ASKED, "--test-seed", 1, "--out", "cut").read()
     monkeypatch.setattr(job, "_keep", original)
     assert run(*ASKED, "--test-seed", 1, "--out", "cut").exit_code == 0
-    whole, cut = runs.load("whole"), runs.load("cut")
+    whole, cut = pipeline.load("whole"), pipeline.load("cut")
     assert isinstance(whole.architecture.whitening.event, Reproducible)
     assert torch.equal(whole.module.weight, cut.module.weight)
     assert torch.equal(whole.architecture.whitening.mean, cut.architecture.whitening.mean)
@@ -88,7 +88,7 @@ def test_no_room_for_the_whitening_is_one_line_and_the_run_goes_on(run, tmp_path
 
 def test_rows_left_out_by_their_coin_do_not_move_it(tmp_path, monkeypatch):
     """With the same noise, other left-out rows give the same whitening; other rows that are in do not."""
-    settings, found = runs.Settings(data="digits", epsilon=8, test_seed=2), {}
+    settings, found = pipeline.Settings(data="digits", epsilon=8, test_seed=2), {}
     opened = job.open_data(settings)
     plan = planning.plan(settings, opened)
     architecture, receipt = plan.architecture, Receipt(plan.event)
@@ -128,7 +128,7 @@ def test_tuning_pays_for_the_whitening_once(run, tmp_path):
     event = from_json(json.dumps(claim["events"]))
     assert event.parts[0] == Reproducible(BOTH)
     assert [type(part) for part in event.parts[1:]] == [RandomStopping]
-    assert runs.load("run").architecture.whitening is not None
+    assert pipeline.load("run").architecture.whitening is not None
 
 
 def test_a_model_whose_whitening_is_gone_is_not_loaded(run, tmp_path):
@@ -136,4 +136,4 @@ def test_a_model_whose_whitening_is_gone_is_not_loaded(run, tmp_path):
     path = tmp_path / "run" / "model.safetensors"
     save_file({name: one for name, one in load_file(path).items() if "whitening" not in name}, path)
     with pytest.raises(InvalidArgument, match="does not verify"):
-        runs.load("run")
+        pipeline.load("run")

@@ -19,15 +19,15 @@ from terrine.audit import folder as audit_files
 from terrine.errors import InvalidArgument
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
+from terrine.pipeline import baseline, bounds, by_pate, by_sgd, pages, planning, trained, tuning, whitened
+from terrine.pipeline.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, Folder
+from terrine.pipeline.learned import Learned
+from terrine.pipeline.material import Integers, Material, Opened, open_data
+from terrine.pipeline.models import Architecture
+from terrine.pipeline.planning import RunPlan
+from terrine.pipeline.settings import Settings
 from terrine.receipts import Charged, Payment, Receipt, paid
 from terrine.report import page
-from terrine.runs import baseline, bounds, by_pate, by_sgd, pages, planning, trained, tuning, whitened
-from terrine.runs.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, Folder
-from terrine.runs.learned import Learned
-from terrine.runs.material import Integers, Material, Opened, open_data
-from terrine.runs.models import Architecture
-from terrine.runs.planning import RunPlan
-from terrine.runs.settings import Settings
 from terrine.verify import manifest, signing
 
 Progress = Callable[[str], Any]
@@ -45,7 +45,7 @@ def train(
     *,
     account: Charged | None = None,
     purpose: str = "terrine train",
-    by: str = "terrine.runs",
+    by: str = "terrine.pipeline",
     head: Callable[[], str] | None = None,
     progress: Progress = _silent,
     quiet: bool = True,

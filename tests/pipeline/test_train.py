@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from terrine import accounting, cli, runs
+from terrine import accounting, cli, pipeline
 from terrine.events import Budget, from_json
 from terrine.ledger import Ledger
-from terrine.runs import coins, job
-from tests.runs.conftest import SCHEMA, write_table
+from terrine.pipeline import coins, job
+from tests.pipeline.conftest import SCHEMA, write_table
 
 QUICK = ("--epochs", 4, "--lot", 100)
 
@@ -48,7 +48,7 @@ def test_it_learns_and_predicts(run, table, tmp_path):
     shares = run("predict", "run", "new.csv", "--probabilities", "--out", "told.csv")
     assert shares.exit_code == 0
     assert (tmp_path / "told.csv").read_text().startswith("prediction,no,yes\n")
-    assert runs.load("run").predict(np.zeros((1, 5), np.float32)).shape == (1,)
+    assert pipeline.load("run").predict(np.zeros((1, 5), np.float32)).shape == (1,)
 
 
 def test_the_ledger_is_charged_once_with_the_claimed_event(run, table, tmp_path):
@@ -76,7 +76,9 @@ def test_an_interrupted_run_goes_on_to_the_same_model(run, table, tmp_path, dyin
         run(*asked, "--out", "cut").read()
     assert not (tmp_path / "cut" / "privacy.json").exists()
     assert run(*asked, "--out", "cut").exit_code == 0
-    whole, cut = (torch.cat([p.flatten() for p in runs.load(name).module.parameters()]) for name in ("whole", "cut"))
+    whole, cut = (
+        torch.cat([p.flatten() for p in pipeline.load(name).module.parameters()]) for name in ("whole", "cut")
+    )
     assert torch.equal(whole, cut)
 
 
@@ -89,7 +91,7 @@ def test_a_seeded_run_says_everywhere_that_it_is_not_private(run, table, tmp_pat
 
 def test_rows_left_out_by_their_coin_do_not_move_the_model(table, tmp_path, monkeypatch):
     """With the same noise, other labels of left-out rows change nothing; other labels of the rest do."""
-    settings = runs.Settings(epsilon=4, table=str(table), label="ill", test_seed=5, epochs=3, lot=100)
+    settings = pipeline.Settings(epsilon=4, table=str(table), label="ill", test_seed=5, epochs=3, lot=100)
     weights, original = {}, job.open_data
 
     def flipped(which):
@@ -110,8 +112,8 @@ def test_rows_left_out_by_their_coin_do_not_move_the_model(table, tmp_path, monk
     for name in ("plain", "out", "in"):
         if name != "plain":
             monkeypatch.setattr(job, "open_data", flipped(name))
-        runs.train(settings, tmp_path / name)
-        weights[name] = runs.load(tmp_path / name).module.weight.detach()
+        pipeline.train(settings, tmp_path / name)
+        weights[name] = pipeline.load(tmp_path / name).module.weight.detach()
     assert torch.equal(weights["plain"], weights["out"])
     assert not torch.equal(weights["plain"], weights["in"])
 
@@ -253,11 +255,11 @@ def test_private_bounds_are_found_billed_and_kept(run, tmp_path):
     claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert "Selection" in json.dumps(claim["events"])
     assert accounting.delta(from_json(json.dumps(claim["events"])), epsilon=8.0) <= claim["delta"]
-    age = runs.load("run").schema.columns["age"]
+    age = pipeline.load("run").schema.columns["age"]
     assert 0 <= age.low < 25
     assert 70 < age.high <= 100
     assert "nothing was trained" in run(*asked).output
-    assert runs.load("run").schema.columns["age"] == age
+    assert pipeline.load("run").schema.columns["age"] == age
     write_table(tmp_path / "people.csv", rows=60)
     assert "too few for this epsilon" in run(*asked[:7], "small", *asked[8:]).said
 

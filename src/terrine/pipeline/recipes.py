@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from terrine import accounting
 from terrine.events import Budget, Gaussian
-from terrine.runs.settings import Settings
+from terrine.pipeline.settings import Settings
 
 _AUDITED_MOST = 1000
 _CANARIES_MOST = 120

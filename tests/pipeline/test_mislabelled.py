@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from terrine import runs
+from terrine import pipeline
 from terrine.audit import folder as audit_files
 from terrine.errors import InvalidArgument
-from terrine.runs import baseline, by_sgd, coins, pages, recipes
-from terrine.runs.learned import Learned
-from terrine.runs.material import open_data
-from terrine.runs.units import Units
+from terrine.pipeline import baseline, by_sgd, coins, pages, recipes
+from terrine.pipeline.learned import Learned
+from terrine.pipeline.material import open_data
+from terrine.pipeline.units import Units
 from terrine.sgd.people import People
 
 QUICK = ("--epochs", 3, "--lot", 100)
@@ -52,10 +52,10 @@ def test_one_persons_wrong_label_depends_on_that_persons_rows_alone() -> None:
 
 
 def test_canaries_are_few() -> None:
-    settings = runs.Settings(epsilon=1.0, data="digits")
+    settings = pipeline.Settings(epsilon=1.0, data="digits")
     assert recipes.canaries(settings, 400) == 40  # half of them out: a twentieth is taught
     assert recipes.canaries(settings, 60_000) == 120
-    assert recipes.canaries(runs.Settings(epsilon=1.0, data="digits", audit=0), 60_000) == 0
+    assert recipes.canaries(pipeline.Settings(epsilon=1.0, data="digits", audit=0), 60_000) == 0
 
 
 def careless(training, folder, settings, material, architecture, features, _receipt, *, quiet) -> Learned:
@@ -71,11 +71,11 @@ def careless(training, folder, settings, material, architecture, features, _rece
 
 
 def test_the_mutant_that_forgets_its_noise_is_caught_by_the_runs_own_audit(tmp_path, monkeypatch) -> None:
-    settings = runs.Settings(epsilon=0.5, data="digits", test_seed=1)
-    honest = runs.train(settings, tmp_path / "honest")
+    settings = pipeline.Settings(epsilon=0.5, data="digits", test_seed=1)
+    honest = pipeline.train(settings, tmp_path / "honest")
     assert not pages.audited(honest)["violated"]
     monkeypatch.setattr(by_sgd, "learn", careless)
-    found = pages.audited(runs.train(settings, tmp_path / "broken"))
+    found = pages.audited(pipeline.train(settings, tmp_path / "broken"))
     assert found["violated"]
     assert found["lower"] > 2
 
@@ -90,8 +90,8 @@ def test_accuracy_is_counted_on_true_labels(table, tmp_path, monkeypatch) -> Non
         return counted(module, features, material, units)
 
     monkeypatch.setattr(by_sgd, "right_answers", spied)
-    settings = runs.Settings(epsilon=4, table=str(table), label="ill", test_seed=5, epochs=3, lot=100)
-    folder = runs.train(settings, tmp_path / "run")
+    settings = pipeline.Settings(epsilon=4, table=str(table), label="ill", test_seed=5, epochs=3, lot=100)
+    folder = pipeline.train(settings, tmp_path / "run")
     tossed = coins.of_run(folder.owner, settings, 400)
     assert set(seen["units"]) == set(tossed.out)
     assert np.array_equal(seen["labels"], open_data(settings).look({}).labels)
@@ -111,6 +111,6 @@ def test_gradient_canaries_watch_a_twin(run, table, tmp_path) -> None:
 
 def test_gradient_canaries_are_for_one_plan_of_sgd() -> None:
     with pytest.raises(InvalidArgument, match="a twin has one plan"):
-        runs.Settings(epsilon=1.0, data="digits", tune=2, gradient_canaries=9)
+        pipeline.Settings(epsilon=1.0, data="digits", tune=2, gradient_canaries=9)
     with pytest.raises(InvalidArgument, match="not for --method pate"):
-        runs.Settings(epsilon=1.0, data="digits", method="pate", gradient_canaries=9)
+        pipeline.Settings(epsilon=1.0, data="digits", method="pate", gradient_canaries=9)

@@ -21,15 +21,15 @@ from terrine.pate import Answers, GaussianMax
 from terrine.pate import student as students
 from terrine.pate.data import Data
 from terrine.pate.run import Run
+from terrine.pipeline import coins, recipes
+from terrine.pipeline.by_sgd import scores
+from terrine.pipeline.folder import Folder
+from terrine.pipeline.learned import Learned
+from terrine.pipeline.material import Material, Opened
+from terrine.pipeline.models import Architecture
+from terrine.pipeline.settings import Settings
 from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Seeded
-from terrine.runs import coins, recipes
-from terrine.runs.by_sgd import scores
-from terrine.runs.folder import Folder
-from terrine.runs.learned import Learned
-from terrine.runs.material import Material, Opened
-from terrine.runs.models import Architecture
-from terrine.runs.settings import Settings
 
 Progress = Callable[[int, int], None] | None
 _STEPS = 600

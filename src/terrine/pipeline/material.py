@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from terrine import check, datasets, tables
 from terrine.errors import InvalidArgument, PeopleUnprotected
-from terrine.runs import bounds
-from terrine.runs.settings import Settings
-from terrine.runs.units import Units
+from terrine.pipeline import bounds
+from terrine.pipeline.settings import Settings
+from terrine.pipeline.units import Units
 from terrine.sgd.people import People
 
 Integers = NDArray[np.int64]

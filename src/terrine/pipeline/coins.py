@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from terrine import files
 from terrine.audit import one_run
 from terrine.errors import InvalidArgument
-from terrine.runs import recipes
-from terrine.runs.material import Material
-from terrine.runs.settings import Settings
+from terrine.pipeline import recipes
+from terrine.pipeline.material import Material
+from terrine.pipeline.settings import Settings
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]

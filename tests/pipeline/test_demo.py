@@ -1,7 +1,7 @@
 """The demonstration: every row is real, audited, and on the page."""
 
-from terrine.runs import demo
-from terrine.runs.job import _silent
+from terrine.pipeline import demo
+from terrine.pipeline.job import _silent
 
 
 def test_the_demonstration_trains_audits_and_writes_its_page(tmp_path, monkeypatch):

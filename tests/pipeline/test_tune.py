@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from terrine import accounting, runs
+from terrine import accounting, pipeline
 from terrine.events import Budget, OneOf, RandomStopping, Repeated, from_json
 from terrine.ledger import Ledger
-from terrine.runs import recipes, tuning
-from tests.runs.conftest import write_table
+from terrine.pipeline import recipes, tuning
+from tests.pipeline.conftest import write_table
 
 ASKED = ("train", "people.csv", "--label", "ill", "--epsilon", 4, "--tune", 3, "--epochs", 2, "--lot", 100)
 
@@ -21,7 +21,7 @@ def three_runs(monkeypatch):
 
 
 def weights(folder):
-    return torch.cat([one.flatten() for one in runs.load(folder).module.parameters()])
+    return torch.cat([one.flatten() for one in pipeline.load(folder).module.parameters()])
 
 
 def test_the_whole_tuning_keeps_the_budget_and_is_charged_once(run, table, tmp_path):
@@ -144,10 +144,10 @@ def test_a_table_that_is_too_small_to_score_on_is_refused(run, table, tmp_path):
 
 
 def test_the_grid_is_public_and_moves_no_event():
-    settings = runs.Settings(data="digits", epsilon=3.0, tune=4)
+    settings = pipeline.Settings(data="digits", epsilon=3.0, tune=4)
     usual = recipes.recipe(settings, "linear", 1200)
     assert recipes.lots(settings, usual) == [600, 150]
     grid = recipes.candidates(settings, "linear", usual, noises={600: 5.0, 150: 2.0})
     assert len(set(grid)) == 40
-    fixed = runs.Settings(data="digits", epsilon=3.0, tune=4, clip=0.5)
+    fixed = pipeline.Settings(data="digits", epsilon=3.0, tune=4, clip=0.5)
     assert {one.clip for one in recipes.candidates(fixed, "linear", usual, noises={600: 5.0})} == {0.5}

@@ -26,14 +26,14 @@ from terrine.errors import InvalidArgument
 from terrine.events import Budget, Composed, Event, NegativeBinomialCount, OneOf, RandomStopping
 from terrine.mechanisms.exact import below
 from terrine.mechanisms.stopping import draw_count
+from terrine.pipeline import by_sgd, coins, recipes
+from terrine.pipeline.folder import Folder
+from terrine.pipeline.learned import Learned
+from terrine.pipeline.material import Material, Opened
+from terrine.pipeline.models import Architecture
+from terrine.pipeline.settings import Settings
 from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Seeded, Source
-from terrine.runs import by_sgd, coins, recipes
-from terrine.runs.folder import Folder
-from terrine.runs.learned import Learned
-from terrine.runs.material import Material, Opened
-from terrine.runs.models import Architecture
-from terrine.runs.settings import Settings
 
 _STATE, _HELD = "owner/tuning.json", "owner/held.npy"
 _SHARE_FOR_SCORES = 0.1
