@@ -15,7 +15,7 @@ from scipy.special import ndtr, ndtri
 
 from terrine import accounting
 from terrine.accounting import gaussian
-from terrine.accounting.calibrate import NOISE, RATE, STEPS
+from terrine.accounting.calibration import NOISE, RATE, STEPS
 from terrine.accounting.costs import Cost, price, written
 from terrine.accounting.filters import Filter, Odometer, Split, Terms, accept, least_private, remaining_noise
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent

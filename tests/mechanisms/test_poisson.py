@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from terrine.errors import InvalidArgument
-from terrine.mechanisms.poisson import PoissonNoise, poisson, skellam
+from terrine.mechanisms.poisson_noise import PoissonNoise, poisson, skellam
 from terrine.rng import SYSTEM, Seeded
 
 MEANS = [0.3, 3.0, 50.25, 350.7, 4.5e5]

@@ -16,7 +16,7 @@ from terrine.events import Gaussian, Unit
 from terrine.federated import drawing, secure
 from terrine.federated.quantise import Quantiser
 from terrine.federated.secure import keys
-from terrine.mechanisms.poisson import skellam
+from terrine.mechanisms.poisson_noise import skellam
 from terrine.rng import SYSTEM, Seeded
 
 DELTA, TRIALS = 1e-3, 400_000

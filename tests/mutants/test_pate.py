@@ -10,7 +10,7 @@ from terrine import accounting, events, pate
 from terrine.accounting import pate as costs
 from terrine.audit.tester import lower_bound
 from terrine.errors import InvalidArgument
-from terrine.pate.split import Partition
+from terrine.pate.partitions import Partition
 from terrine.rng import Seeded
 
 

@@ -6,7 +6,7 @@ import pytest
 from terrine import pate
 from terrine.errors import InvalidArgument
 from terrine.events import Unit
-from terrine.pate.split import Partition
+from terrine.pate.partitions import Partition
 from terrine.rng import Seeded
 
 

@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 
 from terrine.sgd import noise
-from terrine.sgd.keystream import ChaCha20, _quarter_rounds, keystream_blocks
 from terrine.sgd.noise import Key, Purpose
+from terrine.sgd.random_words import ChaCha20, _quarter_rounds, keystream_blocks
 
 CPU = torch.device("cpu")
 KEY = bytes(range(32))

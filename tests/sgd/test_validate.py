@@ -11,7 +11,7 @@ from torch import nn
 
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import clipped_sum
-from terrine.sgd.validate import fix, validate
+from terrine.sgd.mixing_layers import fix, validate
 
 
 def broken() -> nn.Module:

@@ -9,9 +9,9 @@ One module holds each classical method, so that they can be compared: `compositi
 `renyi`.
 """
 
-from terrine.accounting.calibrate import NOISE, RATE, STEPS, calibrate
+from terrine.accounting.calibration import NOISE, RATE, STEPS, calibrate
 from terrine.accounting.certified import Bounds
-from terrine.accounting.profile import Profile, claimed_profile, profile
+from terrine.accounting.profiles import Profile, claimed_profile, profile
 from terrine.accounting.tightest import bounds, delta, epsilon
 
 __all__ = [

@@ -25,7 +25,7 @@ from terrine.accounting.quadrature import Crowded, Line, Nodes
 from terrine.accounting.rare import apart
 from terrine.accounting.reach import within_floats
 from terrine.accounting.renyi import gaussian_noise
-from terrine.accounting.saddle import log_saddle_delta, saddle, saddle_at
+from terrine.accounting.saddle_point import log_saddle_delta, saddle, saddle_at
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
     Composed,

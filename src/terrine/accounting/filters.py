@@ -32,7 +32,7 @@ import numpy as np
 
 from terrine import check
 from terrine.accounting import gaussian, renyi
-from terrine.accounting.calibrate import NOISE, Search, calibrate
+from terrine.accounting.calibration import NOISE, Search, calibrate
 from terrine.accounting.costs import Cost, price, shown, written
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent
 from terrine.events import (

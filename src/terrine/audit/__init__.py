@@ -12,7 +12,7 @@ from terrine.audit.metrics import Summary, roc, summary
 from terrine.audit.one_run import OneRun
 from terrine.audit.scores import Scores
 from terrine.audit.tester import Finding, lower_bound
-from terrine.audit.verdict import Evidence, Verdict, verdict
+from terrine.audit.verdicts import Evidence, Verdict, verdict
 
 __all__ = [
     "Corrected",

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from terrine import accounting, check
 from terrine.accounting import Bounds
-from terrine.accounting.calibrate import Search
+from terrine.accounting.calibration import Search
 from terrine.accounting.integer_noise import reduced
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent, WeakGuarantee
 from terrine.events import Budget, Event, Gaussian, PoissonSampled, Repeated, Reproducible, Unit

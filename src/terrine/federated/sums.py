@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from terrine import check, events
 from terrine.errors import InvalidArgument
 from terrine.events import Event, Unit
-from terrine.mechanisms import lattice, poisson
+from terrine.mechanisms import lattice, poisson_noise
 from terrine.rng import Source
 
 Integers = NDArray[np.int64]
@@ -111,11 +111,11 @@ class Skellam(_Shared):
 
     def share(self, count: int, deviation: float, rng: Source) -> Integers:
         """One client's noise, where `deviation` is that of all that are billed."""
-        return poisson.skellam(count, deviation**2 / self.honest, rng)
+        return poisson_noise.skellam(count, deviation**2 / self.honest, rng)
 
     def total(self, count: int, deviation: float, givers: int, rng: Source) -> Integers:
         """The noise of `givers` clients at once: the same distribution, for simulations."""
-        return poisson.skellam(count, deviation**2 / self.honest * givers, rng)
+        return poisson_noise.skellam(count, deviation**2 / self.honest * givers, rng)
 
 
 @dataclass(frozen=True, kw_only=True)

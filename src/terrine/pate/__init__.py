@@ -2,9 +2,9 @@
 
 from terrine.pate.aggregators import ConfidentGaussianMax, GaussianMax, InteractiveGaussianMax, LaplaceMax
 from terrine.pate.answering import ABSTAINED, Answers
-from terrine.pate.bill import Bill, Sealed, bill
+from terrine.pate.billing import Bill, Sealed, bill
+from terrine.pate.partitions import Membership, Partition, Subsampled, split
 from terrine.pate.sanitised import PlannedRelease, planned_release
-from terrine.pate.split import Membership, Partition, Subsampled, split
 from terrine.pate.stability import SparseVectorMax, StableMax, SubsampleAggregate
 from terrine.pate.votes import Votes, count
 

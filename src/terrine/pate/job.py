@@ -18,9 +18,9 @@ from terrine.events import Budget, Composed, Event, Reproducible, Unit
 from terrine.pate.answering import Aggregator, Plan, planned
 from terrine.pate.data import Data, probabilities
 from terrine.pate.named import MODELS, made, methods
+from terrine.pate.partitions import Subsampled
 from terrine.pate.run import Run
 from terrine.pate.sanitised import planned_release
-from terrine.pate.split import Subsampled
 from terrine.receipts import Payment, Receipt, paid
 from terrine.rng import SYSTEM, Seeded, Source
 

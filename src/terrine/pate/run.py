@@ -26,10 +26,10 @@ from terrine.errors import InvalidArgument
 from terrine.events import Budget
 from terrine.events.codec import from_dict, to_dict
 from terrine.pate.answering import Account, Answers, Plan
-from terrine.pate.bill import bill
+from terrine.pate.billing import bill
 from terrine.pate.data import Data, probabilities
 from terrine.pate.named import builder, estimator, kind_of, made, methods
-from terrine.pate.split import Membership, Partition, Subsampled, split
+from terrine.pate.partitions import Membership, Partition, Subsampled, split
 from terrine.pate.votes import Votes
 from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Source

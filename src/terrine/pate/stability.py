@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from terrine import accounting, check
-from terrine.accounting.calibrate import Search
+from terrine.accounting.calibration import Search
 from terrine.errors import InvalidArgument
 from terrine.events import ApproximateDP, Budget, Event, Neighbours, PureDP, Repeated, Unit
 from terrine.mechanisms.lattice import Shape

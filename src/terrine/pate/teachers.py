@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from terrine import check, files
 from terrine.errors import InvalidArgument, MissingExtra, TerrineError
-from terrine.pate.split import Membership, Partition
+from terrine.pate.partitions import Membership, Partition
 from terrine.pate.votes import Votes, count
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from terrine import files
 from terrine.errors import InvalidArgument
 from terrine.events import Unit
-from terrine.pate.split import Membership, Partition
+from terrine.pate.partitions import Membership, Partition
 
 Integers = NDArray[np.int64]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terrine import accounting, mechanisms, sgd
-from terrine.accounting.calibrate import Search
+from terrine.accounting.calibration import Search
 from terrine.errors import InvalidArgument
 from terrine.events import Budget, Composed, Event, NegativeBinomialCount, OneOf, RandomStopping
 from terrine.mechanisms.exact import below

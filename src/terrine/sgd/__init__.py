@@ -21,13 +21,13 @@ except ImportError as error:
 
 from terrine.sgd.clipping import Automatic, Flat, PerLayer, clipped_sum
 from terrine.sgd.correlated import Banded
+from terrine.sgd.mixing_layers import fix, validate
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import make_private
 from terrine.sgd.sampling import FixedSize, Poisson, Shuffled
 from terrine.sgd.schedules import Adaptive, Stages
-from terrine.sgd.separated import CyclicPoisson, FixedOrder
+from terrine.sgd.separation import CyclicPoisson, FixedOrder
 from terrine.sgd.training import Trainer
-from terrine.sgd.validate import fix, validate
 
 if TYPE_CHECKING:
     from terrine.sgd.classifier import PrivateClassifier

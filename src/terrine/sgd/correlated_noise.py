@@ -21,7 +21,7 @@ from torch import Tensor
 from terrine.errors import OutOfOrder
 from terrine.sgd.correlated import Banded
 from terrine.sgd.noise import Key, Purpose, grid_of
-from terrine.sgd.normal import BLOCK, LARGE
+from terrine.sgd.normal_values import BLOCK, LARGE
 
 log = logging.getLogger("terrine.sgd")
 

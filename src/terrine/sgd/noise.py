@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from terrine.sgd.keystream import Keystream, keystream
-from terrine.sgd.normal import add_normal
+from terrine.sgd.normal_values import add_normal
+from terrine.sgd.random_words import Keystream, keystream
 
 _CPU = torch.device("cpu")
 

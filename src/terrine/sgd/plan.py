@@ -25,7 +25,7 @@ from terrine.sgd.clipping import ClippingRule, Flat
 from terrine.sgd.correlated import Banded
 from terrine.sgd.sampling import Poisson, Sampling, Stage
 from terrine.sgd.schedules import CONSTANT, Adaptive, Stages
-from terrine.sgd.separated import separated
+from terrine.sgd.separation import separated
 
 _FOUND_BY_THE_PLAN: Any = None
 _SAMPLING = ("reach", "steps", "event", "draw")  # what `Sampling` has

@@ -31,12 +31,12 @@ from terrine.events import Composed, Event, Reproducible
 from terrine.sgd import devices, distributed, fingerprint, generators
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.lots import Asked, Collate, Piece, Source, cut, cut_to_fit
+from terrine.sgd.mixing_layers import validate
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
 from terrine.sgd.run import Run
 from terrine.sgd.sampling import Indices
 from terrine.sgd.step import Step
-from terrine.sgd.validate import validate
 
 
 class Account(Protocol):

@@ -5,7 +5,7 @@ schema = tables.Schema.load("adult.schema.toml")
 features, labels = schema.encode(table), schema.labels(table)
 """
 
-from terrine.tables.draft import draft, repeated_ids
+from terrine.tables.drafting import draft, repeated_ids
 from terrine.tables.reading import read
 from terrine.tables.schema import Category, Column, Ignored, Number, Schema, as_number, check_label, column_of
 

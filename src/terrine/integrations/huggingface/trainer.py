@@ -28,9 +28,9 @@ from terrine.integrations.huggingface.arguments import settled
 from terrine.integrations.huggingface.collating import Collating, checked_collator
 from terrine.sgd import Plan
 from terrine.sgd.checkpoint import Checkpoint
+from terrine.sgd.mixing_layers import validate
 from terrine.sgd.private import Account, Lots, start
 from terrine.sgd.training import epsilon_text, running_epsilon
-from terrine.sgd.validate import validate
 
 KEPT = "_private_run.pt"
 """The run's own checkpoint in `args.output_dir`, beside which lies its key while the run is unfinished."""

@@ -30,9 +30,9 @@ from terrine.integrations.lightning.logs import PublicLog, unmetered
 from terrine.sgd import Plan
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.lots import Collate
+from terrine.sgd.mixing_layers import validate
 from terrine.sgd.private import Account, Lots, start
 from terrine.sgd.training import running_epsilon
-from terrine.sgd.validate import validate
 
 
 class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]

@@ -30,7 +30,7 @@ from terrine.sgd.clipping.policy import ClippingRule, as_rule, refuse_strange
 from terrine.sgd.clipping.recording import Divided, Recording
 from terrine.sgd.clipping.summing import Clipped, Sums
 from terrine.sgd.clipping.use import ANCHOR, Unfollowed
-from terrine.sgd.validate import validate
+from terrine.sgd.mixing_layers import validate
 
 
 @unwatched()
