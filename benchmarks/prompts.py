@@ -123,7 +123,7 @@ class Bench:
         self.options, self.out = options, Path(options.out)
         self.out.mkdir(parents=True, exist_ok=True)
         self.language = prompts.LanguageModel.load(options.model)
-        self.backend = prompts.Local(self.language)
+        self.backend = prompts.LocalModel(self.language)
 
     def texts(self, task: Task, part: str) -> tuple[list[str], list[int]]:
         """Texts and classes of one part."""
@@ -361,7 +361,7 @@ def cache_rate(task: Task, questions: int = 24) -> Row:
         asked = [task.discrete.question(text) for text in texts[100 : 100 + questions]]
         rates: dict[bool, list[float]] = {True: [], False: []}
         for reuse in (True, False, True):
-            backend = prompts.Local(bench.language, reuse=reuse)
+            backend = prompts.LocalModel(bench.language, reuse=reuse)
             start = time.process_time()
             backend.log_probabilities(prompt, asked, task.discrete.words)
             rates[reuse].append(questions / (time.process_time() - start))

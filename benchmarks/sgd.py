@@ -249,14 +249,14 @@ def terrine(work: Workload) -> Step:
 def terrine_loop(work: Workload) -> Step:
     """An ordinary loop after `sgd.make_private`; only the lot is always the same, as it is for the others."""
     from terrine.sgd.lots import Piece
-    from terrine.sgd.run import Run
+    from terrine.sgd.run import PrivateRun
 
     if work.epoch:
         return terrine_epoch(work, trainer=False)
     model, lot = work.model(), work.lot()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     criterion = nn.CrossEntropyLoss()
-    run = Run(private(model, len(lot[0])), optimizer)
+    run = PrivateRun(private(model, len(lot[0])), optimizer)
 
     def step() -> None:
         x, y = run.begin(lot, Piece(len(lot[0]), last=True))

@@ -51,7 +51,7 @@ def main() -> None:
     print(f"soft prompt: epsilon {up(tuned.privacy['epsilon'], 4)}, {right} of {len(public)} public texts right")
 
     # A discrete prompt by PATE: forty prompts of private texts vote on public ones, noise hides one vote.
-    backend = prompts.Local(language)
+    backend = prompts.LocalModel(language)
     deal = pate.split(len(texts), 40, seed=0)
     votes = prompts.vote(backend, template, list(zip(texts, labels, strict=True)), deal, public, shots=4)
     rule = confident(Budget(epsilon=2.0, delta=1e-3), teachers=40, queries=len(public), agreement=0.4)

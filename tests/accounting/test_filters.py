@@ -17,7 +17,7 @@ from terrine import accounting
 from terrine.accounting import gaussian
 from terrine.accounting.calibration import NOISE, RATE, STEPS
 from terrine.accounting.costs import Cost, price, written
-from terrine.accounting.filters import Filter, Odometer, Split, Terms, accept, least_private, remaining_noise
+from terrine.accounting.filters import DeltaShares, Filter, Odometer, Terms, accept, least_private, remaining_noise
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent
 from terrine.events import (
     ApproximateDP,
@@ -94,13 +94,13 @@ def test_thirds_add_up_to_one():
 
 def test_gaussians_fill_exactly_the_share_of_the_gaussian_rule():
     count = fill(Filter(BUDGET), Gaussian(noise=60.0))
-    share = BUDGET.delta * Split().gaussian
+    share = BUDGET.delta * DeltaShares().gaussian
     assert gaussian.delta(math.sqrt(count) / 60, 1.0) <= share
     assert gaussian.delta_below(math.sqrt(count + 1) / 60, 1.0) > share
 
 
 def test_all_of_delta_for_gaussians_is_the_exact_gaussian_composition():
-    filter_ = Filter(BUDGET, Split(failures=0, gaussian=1, renyi=0))
+    filter_ = Filter(BUDGET, DeltaShares(failures=0, gaussian=1, renyi=0))
     noise = filter_.calibrate(lambda noise: Repeated(Gaussian(noise=noise), times=50))
     exact = accounting.calibrate(lambda noise: Repeated(Gaussian(noise=noise), times=50), BUDGET)
     assert noise == pytest.approx(exact, rel=1e-5)
@@ -135,7 +135,7 @@ def test_whatever_was_accepted_keeps_the_budget_as_one_plan_too(events, epsilon)
     assert filter_.spent(1e-5) <= epsilon
     failures = sum(event.delta for event in accepted if isinstance(event, ApproximateDP))
     pure = [PureDP(epsilon=event.epsilon) if isinstance(event, ApproximateDP) else event for event in accepted]
-    assert failures <= Split().failures * 1e-5 * (1 + 1e-9)
+    assert failures <= DeltaShares().failures * 1e-5 * (1 + 1e-9)
     if pure:
         assert accounting.bounds(Composed(pure), delta=1e-5).lower <= epsilon
 
@@ -280,7 +280,7 @@ def test_refusals_name_the_reason():
     ):
         filter_.charge(Gaussian(noise=90.0, neighbours=Neighbours.REPLACE_ONE))
     with pytest.raises(InvalidArgument, match=r"add up to 1\.5"):
-        Split(failures=0.5, gaussian=0.5, renyi=0.5)
+        DeltaShares(failures=0.5, gaussian=0.5, renyi=0.5)
 
 
 def test_the_closed_loop_spends_what_is_left_and_not_more():

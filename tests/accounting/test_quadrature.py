@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from terrine.accounting import certified
-from terrine.accounting.quadrature import GOAL, Crowded, Grid, Line, Nodes
+from terrine.accounting.quadrature import GOAL, Crowded, Line, Nodes, QuadratureGrid
 from terrine.events import Gaussian, PoissonSampled, Repeated
 
 LAWS = [
@@ -73,7 +73,7 @@ def test_nodes_thrice_as_far_apart_break_the_promise(law):
     mu, rate, tilt, frequency = law
     nodes, log_moment = served(mu, rate, tilt, frequency, forward=True)
     grid = nodes.grid
-    sparse = replace(nodes, grid=Grid(grid.line, 3 * grid.step, grid.low, grid.high))
+    sparse = replace(nodes, grid=QuadratureGrid(grid.line, 3 * grid.step, grid.low, grid.high))
     with mp.workdps(45):
         gap = exact_gap(sparse, mp.mpc(tilt, frequency))
     assert gap > GOAL * math.exp(log_moment)

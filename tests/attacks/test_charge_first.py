@@ -14,7 +14,7 @@ from terrine.errors import BudgetExceeded, InvalidArgument, TerrineError
 from terrine.events import Budget, Neighbours, from_json
 from terrine.ledger import Ledger
 from terrine.pate import teachers
-from terrine.pate.run import Run
+from terrine.pate.run import RunFolder
 from terrine.pipeline import bounds, tuning, whitened
 from terrine.pipeline.models import Architecture
 from terrine.prompts import tuning as prompt_tuning
@@ -138,7 +138,8 @@ def test_nothing_is_looked_at_before_the_charge(place, language, name, monkeypat
     confirmed(place, name)
     doors = [
         (Schema, "encode"), (Schema, "labels"), (bounds, "find"), (whitened, "private_whitening"),
-        (Architecture, "features"), (sgd.Trainer, "fit"), (Run, "split"), (Run, "train"), (Run, "vote"),
+        (Architecture, "features"), (sgd.Trainer, "fit"),
+        (RunFolder, "split"), (RunFolder, "train"), (RunFolder, "vote"),
         (teachers, "train_estimators"), (prompt_tuning, "clipped_sum"), (tuning, "draw_count"),
     ]  # fmt: skip
     for owner, door in doors:
@@ -163,7 +164,9 @@ def test_a_run_that_goes_on_is_charged_once_and_draws_nothing_again(place, name,
         "whitening": (whitened, "private_whitening"),
     }
     with monkeypatch.context() as patched:
-        stop = {"a whole PATE run": (Run, "label"), "teachers": (Run, "label")}.get(name, (sgd.Trainer, "fit"))
+        stop = {"a whole PATE run": (RunFolder, "label"), "teachers": (RunFolder, "label")}.get(
+            name, (sgd.Trainer, "fit")
+        )
         patched.setattr(*stop, refuse_to_look)
         with pytest.raises(Looked):
             give(RUNS[name], *charge)

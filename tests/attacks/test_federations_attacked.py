@@ -11,7 +11,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import Gaussian
 from terrine.federated import secure
 from terrine.federated.learning import Federation
-from terrine.federated.simulation import Settings
+from terrine.federated.simulation import SimulationSettings
 
 
 def plan(**others):
@@ -68,7 +68,7 @@ def test_vectors_that_are_none_are_refused(vectors):
 )  # fmt: skip
 def test_settings_of_a_simulation_are_checked_before_anything_is_charged(wrong):
     with pytest.raises(InvalidArgument):
-        Settings(**{"data": "digits", "clients": 20, "rounds": 2, "epsilon": 8.0} | wrong)
+        SimulationSettings(**{"data": "digits", "clients": 20, "rounds": 2, "epsilon": 8.0} | wrong)
 
 
 def test_audits_of_narrow_claims_and_of_no_guesses():

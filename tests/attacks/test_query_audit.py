@@ -11,7 +11,7 @@ from terrine.accounting import composition
 from terrine.events import Repeated
 from terrine.queries import running
 from terrine.queries.answers import answered
-from terrine.queries.noise import Noise
+from terrine.queries.noise import NoiseKind
 from terrine.rng import SYSTEM
 from tests.queries import people
 from tests.queries.conftest import DuckDB
@@ -68,7 +68,7 @@ def test_half_the_noise_is_found_out():
     sql, options = QUESTIONS["sum"]
     worlds = [world(rows, sql, {**options, "epsilon": 2.0}) for rows in (OTHERS, [*OTHERS, *MINE])]
     for plan, *_ in worlds:
-        object.__setattr__(plan, "noise", Noise(plan.noise.shape, plan.noise.multiplier / 4))
+        object.__setattr__(plan, "noise", NoiseKind(plan.noise.shape, plan.noise.multiplier / 4))
     assert audit.lower_bound(outcomes, *worlds, trials=6000, confidence=1 - 1e-6).epsilon > 2.0
 
 

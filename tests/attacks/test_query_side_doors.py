@@ -194,4 +194,4 @@ def test_a_plan_holds_nothing_of_the_rows(duck):
         plan = plan_of(session_on(duck), GROUPS, keys="private", delta=1e-6)
         plans.append((plan.event, plan.selection, plan.noise, plan.measurements, plan.keys))
     assert plans[0] == plans[1]
-    assert isinstance(plan, planning.Plan)
+    assert isinstance(plan, planning.QueryPlan)

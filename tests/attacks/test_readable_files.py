@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from terrine import datasets, files
 from terrine.cli.app import app
 from terrine.pate import pictures
-from terrine.pate.run import Run
+from terrine.pate.run import RunFolder
 from terrine.pipeline import folder as layout
 from tests.pipeline.conftest import SCHEMA, write_table
 
@@ -147,7 +147,7 @@ def test_the_parts_of_a_pate_run(place, umask):
         else:
             assert mode(path) == (0o644 if short in public else 0o600), short
             assert (short in public) != short.startswith("owner/"), short
-    assert mode(pictures.vote_gaps(Run(place / "run").votes(), place / "art")) == 0o600
+    assert mode(pictures.vote_gaps(RunFolder(place / "run").votes(), place / "art")) == 0o600
     assert mode(pictures.flow(place / "art")) == 0o644
 
 

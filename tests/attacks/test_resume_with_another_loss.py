@@ -16,7 +16,7 @@ from terrine import sgd
 from terrine.errors import InvalidArgument
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.validation import Budgeted, Public
+from terrine.sgd.validation import Budgeted, PublicValidation
 
 PLAN = {"examples": 40, "lot": 20, "steps": 6, "clip": 1.0, "noise": 1.0, "delta": 1e-5}
 TEMPERATURE = 1.0
@@ -198,7 +198,7 @@ def test_other_validation_data_are_refused(tmp_path, data, monkeypatch):
     with pytest.raises(InvalidArgument, match="another validation"):
         trainer(tmp_path / "run.pt", validation=looks[1]).fit(data)
     with pytest.raises(InvalidArgument, match="validation"):
-        trainer(tmp_path / "run.pt", validation=Public((data[0], data[1]))).fit(data)
+        trainer(tmp_path / "run.pt", validation=PublicValidation((data[0], data[1]))).fit(data)
     trainer(tmp_path / "run.pt", validation=looks[0]).fit(data)
 
 

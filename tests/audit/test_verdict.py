@@ -13,11 +13,11 @@ from terrine.events import Budget, Gaussian
 GENERATOR = np.random.default_rng(0)
 PERFECT = audit.bound(np.ones(1000), np.zeros(1000), delta=1e-5)
 GUESSED = one_run.guess(np.arange(1000.0), np.arange(1000) >= 500)
-FOUND = audit.Finding(epsilon=3.0, delta=1e-5, confidence=0.99, trials=1000)
+FOUND = audit.LowerBound(epsilon=3.0, delta=1e-5, confidence=0.99, trials=1000)
 
 
 @pytest.mark.parametrize("evidence", [PERFECT, GUESSED, FOUND], ids=["rates", "one run", "tester"])
-def test_a_claim_stands_or_falls_by_its_epsilon(evidence: audit.Evidence | audit.Finding) -> None:
+def test_a_claim_stands_or_falls_by_its_epsilon(evidence: audit.Evidence | audit.LowerBound) -> None:
     violated, consistent = audit.verdict(Budget(1.0, 1e-5), evidence), audit.verdict(Budget(9.0, 1e-5), evidence)
     assert violated.violated
     assert violated.bound > 1 == violated.claimed

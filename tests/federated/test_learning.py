@@ -13,7 +13,7 @@ from terrine import federated, sgd
 from terrine.cli.app import app
 from terrine.errors import BudgetExceeded, InvalidArgument
 from terrine.federated import comparison
-from terrine.federated.simulation import Settings, cut, simulate
+from terrine.federated.simulation import SimulationSettings, cut, simulate
 from tests.federated.conftest import small_plan
 
 CLIENTS = 40
@@ -174,7 +174,7 @@ def test_simulate_makes_a_folder_that_reports_and_audits(tmp_path):
 
 
 def test_a_seed_makes_the_same_model_again(tmp_path):
-    settings = Settings(data="digits", clients=60, rounds=2, epsilon=8.0, quick=True, test_seed=4)
+    settings = SimulationSettings(data="digits", clients=60, rounds=2, epsilon=8.0, quick=True, test_seed=4)
     weights = [simulate(settings, tmp_path / name).path / "model.safetensors" for name in ("a", "b")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert json.loads((tmp_path / "a" / "privacy.json").read_text())["reproducible_noise_for_tests_only"]
@@ -182,7 +182,7 @@ def test_a_seed_makes_the_same_model_again(tmp_path):
 
 def test_a_weak_guarantee_must_be_asked_for(tmp_path):
     with pytest.raises(InvalidArgument, match="weak-guarantee"):
-        simulate(Settings(data="digits", clients=60, rounds=2, epsilon=30.0), tmp_path / "run")
+        simulate(SimulationSettings(data="digits", clients=60, rounds=2, epsilon=30.0), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from terrine import accounting
-from terrine.accounting.filters import Filter, Split
+from terrine.accounting.filters import DeltaShares, Filter
 from terrine.errors import BudgetExceeded, InvalidArgument, LedgerDamaged, UnsupportedEvent
 from terrine.events import (
     ApproximateDP,
@@ -144,12 +144,12 @@ def test_disjointness_is_declared_at_opening_or_never(url):
 def test_what_was_declared_never_changes(url):
     with Ledger.open(url) as ledger:
         ledger.account("main", budget=BUDGET, unit=Unit.PERSON)
-        ledger.account("main", budget=BUDGET, unit=Unit.PERSON, neighbours=Neighbours.ADD_REMOVE, split=Split())
+        ledger.account("main", budget=BUDGET, unit=Unit.PERSON, neighbours=Neighbours.ADD_REMOVE, split=DeltaShares())
         for other in (
             {"budget": Budget(epsilon=2.0, delta=1e-5)},
             {"unit": Unit.CLIENT},
             {"neighbours": Neighbours.REPLACE_ONE},
-            {"split": Split(failures=0.0)},
+            {"split": DeltaShares(failures=0.0)},
         ):
             with pytest.raises(InvalidArgument, match="never changes"):
                 ledger.account("main", **other)

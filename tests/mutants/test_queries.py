@@ -59,7 +59,7 @@ MUTANTS = {
     "weights are rounded up": (bounding, "weighted", rounded_up, "count", SEVEN),
     "rows are bounded per group only": (bounding, "weighted", per_group, "count by group", MANY),
     "groups are not bounded": (bounding, "weighted_pairs", every_pair, "people by group", MANY),
-    "values are not clamped": (rows.Grid, "steps_of", unclamped, "sum", HUGE),
+    "values are not clamped": (rows.ValueGrid, "steps_of", unclamped, "sum", HUGE),
     "rows are not bounded for quantiles": (bounding, "weighted", unweighted, "quantiles", MANY),
 }
 

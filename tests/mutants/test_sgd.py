@@ -15,7 +15,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import PoissonSampled, Repeated
 from terrine.sgd import distributed
 from terrine.sgd import step as step_module
-from terrine.sgd.clipping.summing import Sums
+from terrine.sgd.clipping.summing import ClippedSums
 from terrine.sgd.noise import Draw, Key
 
 CLIP = 0.5
@@ -127,12 +127,12 @@ def a_mean_taken_for_a_sum(self, contributions, squares, rule, scale=1.0):
     return norms
 
 
-REAL_ADD = Sums.add
+REAL_ADD = ClippedSums.add
 
 
 @pytest.mark.parametrize("mutant", [clip_after_average, no_clipping, a_mean_taken_for_a_sum], ids=lambda m: m.__name__)
 def test_a_sum_that_is_not_clipped_by_example_is_caught(monkeypatch, mutant):
-    monkeypatch.setattr(Sums, "add", mutant)
+    monkeypatch.setattr(ClippedSums, "add", mutant)
     with pytest.raises(AssertionError):
         one_example_moves_the_sum_by_at_most_the_bound()
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from terrine import datasets
 from terrine.cli.pate import app
 from terrine.errors import InvalidArgument
-from terrine.pate.run import Run
+from terrine.pate.run import RunFolder
 
 cli = CliRunner()
 
@@ -174,7 +174,7 @@ def test_steps_out_of_order_say_what_comes_first(files):
     with pytest.raises(InvalidArgument, match="terrine pate split first"):
         run("train", "--run", files / "none", "--data", files / "private.npz")
     with pytest.raises(InvalidArgument, match="terrine pate label first"):
-        Run(files / "none").bill(delta=1e-5)
+        RunFolder(files / "none").bill(delta=1e-5)
 
 
 @pytest.mark.parametrize(

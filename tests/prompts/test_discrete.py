@@ -6,7 +6,7 @@ import pytest
 from terrine import accounting, pate
 from terrine.errors import InvalidArgument
 from terrine.events import Budget
-from terrine.prompts import DiscretePrompt, Local, Template, choose, vote
+from terrine.prompts import DiscretePrompt, LocalModel, Template, choose, vote
 from terrine.prompts.calibration import answers, prior
 from terrine.prompts.student import _ahead, _fitted, calibrated
 from terrine.prompts.teachers import balanced
@@ -51,13 +51,13 @@ def test_demonstrations_take_turns_among_classes():
 
 def test_votes_are_those_of_a_loop_over_teachers():
     language = tiny.language()
-    backend, deal = Local(language), pate.split(len(PRIVATE), 5, seed=0)
+    backend, deal = LocalModel(language), pate.split(len(PRIVATE), 5, seed=0)
     found = vote(backend, TEMPLATE, PRIVATE, deal, tiny.TEXTS, shots=3, calibration=None)
     expected = np.zeros((len(tiny.TEXTS), 2), dtype=int)
     for part in deal.parts:
         prompt = TEMPLATE.prompt(balanced([PRIVATE[place] for place in part], 3))
         for place, text in enumerate(tiny.TEXTS):
-            row = Local(language, reuse=False).log_probabilities(prompt, [TEMPLATE.question(text)], TEMPLATE.words)
+            row = LocalModel(language, reuse=False).log_probabilities(prompt, [TEMPLATE.question(text)], TEMPLATE.words)
             expected[place, row[0].argmax()] += 1
     assert found.counts.tolist() == expected.tolist()
     assert found.disjoint
@@ -71,7 +71,7 @@ def test_one_private_example_moves_the_votes_of_its_teacher_only():
     for place in range(0, len(PRIVATE), 5):
         other = list(PRIVATE)
         other[place] = ("very very awful story", 1 - other[place][1])
-        one, two = (vote(Local(language), TEMPLATE, data, deal, queries).counts for data in (PRIVATE, other))
+        one, two = (vote(LocalModel(language), TEMPLATE, data, deal, queries).counts for data in (PRIVATE, other))
         assert np.abs(one - two).sum(axis=1).max() <= 2  # one vote leaves one class and comes to another
         moved += np.abs(one - two).sum()
     assert moved > 0

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from terrine.errors import InvalidArgument
-from terrine.prompts import LanguageModel, Local, SoftPrompt, Template
+from terrine.prompts import LanguageModel, LocalModel, SoftPrompt, Template
 from terrine.prompts.template import word_ids
 
 from . import tiny
@@ -59,7 +59,7 @@ def test_a_prompt_longer_than_the_context_is_refused():
     with pytest.raises(InvalidArgument, match="context of 12"):
         prompt.log_probabilities(language, ["the movie is fun"])
     with pytest.raises(InvalidArgument, match="context of 12"):
-        Local(language).log_probabilities("good " * 10, ["the movie :"], tiny.CAUSAL.words)
+        LocalModel(language).log_probabilities("good " * 10, ["the movie :"], tiny.CAUSAL.words)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_masks_belong_to_encoders():
     with pytest.raises(InvalidArgument, match="is for encoders"):
         SoftPrompt.from_text(causal, tiny.MASKED, "the").log_probabilities(causal, ["dull"])
     with pytest.raises(InvalidArgument, match="causal language model"):
-        Local(encoder)
+        LocalModel(encoder)
     with pytest.raises(InvalidArgument, match="reads both ways"):
         encoder.prefix(encoder.embed([1, 2]))
 
@@ -119,8 +119,8 @@ def test_a_prefix_read_once_answers_as_if_read_each_time(kind, side):
     language = tiny.language(kind, side)
     questions = [tiny.CAUSAL.question(text) for text in tiny.TEXTS]
     prompt = "the movie is good and "
-    once = Local(language).log_probabilities(prompt, questions, tiny.CAUSAL.words)
-    again = Local(language, reuse=False).log_probabilities(prompt, questions, tiny.CAUSAL.words)
+    once = LocalModel(language).log_probabilities(prompt, questions, tiny.CAUSAL.words)
+    again = LocalModel(language, reuse=False).log_probabilities(prompt, questions, tiny.CAUSAL.words)
     words = word_ids(language, tiny.CAUSAL.words)
     for place, question in enumerate(questions):
         ids = torch.tensor([language.tokens(prompt + question)])
@@ -131,12 +131,12 @@ def test_a_prefix_read_once_answers_as_if_read_each_time(kind, side):
 
 def test_prefixes_stay_until_there_is_no_room():
     language = tiny.language()
-    backend, calls = Local(language), []
+    backend, calls = LocalModel(language), []
     language.prefix, real = lambda vectors: calls.append(len(vectors)) or real(vectors), language.prefix
     for prompt in ("good film", "bad film", "good film"):
         backend.log_probabilities(prompt, ["dull :"], (" good", " bad"))
     assert calls == [2, 2]
-    small = Local(language, keep=0)
+    small = LocalModel(language, keep=0)
     for _ in range(2):
         small.log_probabilities("good film", ["dull :"], (" good", " bad"))
     assert calls == [2, 2, 2, 2]
@@ -168,12 +168,12 @@ def test_a_sliding_window_sees_tokens_and_no_padding(side):
             alone.append(made(input_ids=ids).logits[0, -1].log_softmax(0)[word_ids(language, words)].numpy())
     for reuse in (True, False):
         np.testing.assert_allclose(
-            Local(language, reuse=reuse).log_probabilities(prompt, asked, words), alone, atol=1e-5
+            LocalModel(language, reuse=reuse).log_probabilities(prompt, asked, words), alone, atol=1e-5
         )
 
 
 def test_a_model_without_keys_and_values_is_refused():
     made = MambaForCausalLM(MambaConfig(vocab_size=len(tiny.WORDS), hidden_size=8, num_hidden_layers=1, state_size=2))
-    backend = Local(LanguageModel(made, tiny.tokenizer()))
+    backend = LocalModel(LanguageModel(made, tiny.tokenizer()))
     with pytest.raises(InvalidArgument, match="MambaForCausalLM keeps no keys and values"):
         backend.log_probabilities("the", ["fun"], tiny.CAUSAL.words)

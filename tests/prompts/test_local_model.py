@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from terrine import sgd
-from terrine.prompts import DiscretePrompt, LanguageModel, Local, SoftPrompt, Template, tune
+from terrine.prompts import DiscretePrompt, LanguageModel, LocalModel, SoftPrompt, Template, tune
 
 FOLDER = Path(os.environ.get("TERRINE_DATA", "nowhere")) / "smollm2"
 TEMPLATE = Template("{text}\nThe review is", (" negative", " positive"), "Is the review positive or negative?", "\n")
@@ -26,11 +26,11 @@ def language():
 
 
 def test_it_tells_good_from_bad(language):
-    backend = Local(language)
+    backend = LocalModel(language)
     scores = DiscretePrompt(TEMPLATE).log_probabilities(backend, TEXTS)
     lean = scores[:, 1] - scores[:, 0]
     assert min(lean[0], lean[2]) > max(lean[1], lean[3])
-    again = DiscretePrompt(TEMPLATE).log_probabilities(Local(language, reuse=False), TEXTS)
+    again = DiscretePrompt(TEMPLATE).log_probabilities(LocalModel(language, reuse=False), TEXTS)
     np.testing.assert_allclose(again, scores, atol=1e-3)
 
 

@@ -4,7 +4,7 @@ import math
 from collections import Counter, defaultdict
 
 from terrine.queries import parsing, quantiles, running
-from terrine.queries.measurements import Measure
+from terrine.queries.measurements import MeasureKind
 from terrine.queries.planning import Options
 
 UNIT = 2**20
@@ -29,21 +29,21 @@ def slow_sums(plan, rows, value="cost", keys=("region",), person="patient_id"):
     kept = [row for row in rows if row[person] is not None and tuple(row[key] for key in keys) in index]
     owned = Counter(row[person] for row in kept)
     found = {one: [[0] * one.parts for _ in cells] for one in plan.measurements}
-    bins = {one: [[0] * quantiles.BINS for _ in cells] for one in plan.measurements if one.measure is Measure.TREE}
+    bins = {one: [[0] * quantiles.BINS for _ in cells] for one in plan.measurements if one.measure is MeasureKind.TREE}
     for row in kept:
         weight = UNIT if owned[row[person]] <= plan.rows else plan.rows * UNIT // owned[row[person]]
         place = index[tuple(row[key] for key in keys)]
         for one in plan.measurements:
-            if one.measure is Measure.TREE:
+            if one.measure is MeasureKind.TREE:
                 if (number := number_of(row[value])) is not None:
                     bins[one][place][slow_bin(one, number)] += weight
-            elif one.measure is not Measure.PEOPLE:
+            elif one.measure is not MeasureKind.PEOPLE:
                 for part, amount in enumerate(slow_parts(one, number_of(row.get(value)))):
                     found[one][place][part] += amount * weight
     for one, counts in bins.items():
         found[one] = [slow_nodes(leaves) for leaves in counts]
     for one in plan.measurements:
-        if one.measure is Measure.PEOPLE:
+        if one.measure is MeasureKind.PEOPLE:
             found[one] = slow_people(plan, kept, index, keys, person)
     return found
 
@@ -66,11 +66,11 @@ def number_of(value):
 
 
 def slow_parts(one, number):
-    if one.measure is Measure.ROWS:
+    if one.measure is MeasureKind.ROWS:
         return [1]
-    if one.measure is Measure.PRESENT:
+    if one.measure is MeasureKind.PRESENT:
         return [int(number is not None)]
-    if one.measure is Measure.SPLIT:
+    if one.measure is MeasureKind.SPLIT:
         return [int(number is not None), int(number is None)]
     return [0 if number is None else slow_steps(one, number)]
 
@@ -78,11 +78,11 @@ def slow_parts(one, number):
 def slow_steps(one, number):
     lower, upper = one.bounds
     clamped = min(max(number, lower), upper)
-    if one.measure is Measure.TOTAL:
+    if one.measure is MeasureKind.TOTAL:
         summed = clamped
     else:
         summed = clamped - (lower + (upper - lower) / 2)
-        if one.measure is Measure.SQUARES:
+        if one.measure is MeasureKind.SQUARES:
             summed = summed * summed - ((upper - lower) / 2) ** 2 / 2
     return math.floor(math.ldexp(summed, -one.grid.exponent) + 0.5)
 

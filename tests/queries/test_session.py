@@ -16,7 +16,7 @@ from terrine.errors import BudgetExceeded, EngineFailed, InvalidArgument, WeakGu
 from terrine.events import Budget, Reproducible, Unit, leaves, settled_unit
 from terrine.mechanisms.lattice import Shape
 from terrine.queries import quantiles
-from terrine.queries.noise import Noise
+from terrine.queries.noise import NoiseKind
 from terrine.rng import Seeded
 from tests.queries.oracle import engine_sums, plan_of
 
@@ -142,7 +142,7 @@ def test_half_widths_hold_95_of_100_times(visits, select, delta):
 
 
 def test_half_widths_are_not_far_too_wide():
-    noise = Noise(Shape.LAPLACE, 1.0)
+    noise = NoiseKind(Shape.LAPLACE, 1.0)
     draws = np.random.default_rng(0).laplace(size=(2, 100_000))
     for scales in ((1.0,), (1.0, 1.0), (2.0, 0.5)):
         total = sum(scale * draw for scale, draw in zip(scales, draws, strict=False))

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from terrine import sgd
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.lots import Source
+from terrine.sgd.lots import RowReader
 
 from .processes import PROCESSES
 
@@ -246,22 +246,22 @@ FORMS = {
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
 def test_other_examples_are_told_apart_in_every_form(small, make):
     secret = bytes(32)
-    found = Source(Made(small, make)).fingerprint(secret)
+    found = RowReader(Made(small, make)).fingerprint(secret)
     torch.randn(3), np.random.rand(3), random.random()
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    assert Source(Made(small, make)).fingerprint(secret) == found
+    assert RowReader(Made(small, make)).fingerprint(secret) == found
     after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
-    assert Source(Made((small[0] + 0.5, small[1]), make)).fingerprint(secret) != found
-    assert Source(Made(small, make)).fingerprint(bytes(31) + b"1") != found
+    assert RowReader(Made((small[0] + 0.5, small[1]), make)).fingerprint(secret) != found
+    assert RowReader(Made(small, make)).fingerprint(bytes(31) + b"1") != found
 
 
 def test_examples_that_never_read_the_same_do_not_count(small):
     """A generator of the data set's own: a coin for each, whose two tosses often agree."""
     own = np.random.default_rng(0)
     data = Made(small, lambda x, y: (x.flip(0) if own.random() < 0.5 else x, y))
-    assert len({Source(data).fingerprint(bytes(32)) for _ in range(20)}) == 1
+    assert len({RowReader(data).fingerprint(bytes(32)) for _ in range(20)}) == 1
 
 
 def test_a_run_on_arrays_refuses_other_arrays(tmp_path, small):

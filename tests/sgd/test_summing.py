@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from terrine.sgd.clipping import Automatic, Flat, PerLayer
 from terrine.sgd.clipping.contribution import Dense
-from terrine.sgd.clipping.summing import Sums, clipped
+from terrine.sgd.clipping.summing import ClippedSums, clipped
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,7 +36,7 @@ def test_an_example_without_a_gradient_is_left_as_it_is(bound):
 def test_an_example_that_is_not_finite_adds_nothing(value):
     rows = torch.ones(5, 2)
     rows[4, 1] = value
-    sums = Sums({"a": torch.nn.Parameter(torch.zeros(2))})
+    sums = ClippedSums({"a": torch.nn.Parameter(torch.zeros(2))})
     norms = sums.add_rows({"a": rows}, Flat(1.0))
     assert norms.isfinite().tolist() == [True] * 4 + [False]
     torch.testing.assert_close(sums.totals()["a"], torch.full((2,), 4 / math.sqrt(2)))
@@ -47,7 +47,7 @@ def test_an_example_that_is_not_finite_adds_nothing(value):
 def test_every_rule_times_a_scale(rule, dtype):
     rows = {name: torch.randn(6, 4).to(dtype) for name in "ab"}
     parameters = {name: torch.nn.Parameter(torch.zeros(4, dtype=dtype)) for name in rows}
-    larger, scaled = Sums(parameters), Sums(parameters)
+    larger, scaled = ClippedSums(parameters), ClippedSums(parameters)
     larger.add_rows({name: row * 3 for name, row in rows.items()}, rule)
     made = {name: Dense(row) for name, row in rows.items()}
     scaled.add(made, {name: one.squares() for name, one in made.items()}, rule, 3.0)

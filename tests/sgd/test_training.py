@@ -14,7 +14,7 @@ from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.optimizers import CorrectedAdam
 from terrine.sgd.training import affordable_steps
-from terrine.sgd.validation import Budgeted, Public, right
+from terrine.sgd.validation import Budgeted, PublicValidation, right
 from terrine.sgd.views import Views, augmented, averaged, clipped_views
 
 from .conftest import oracle
@@ -192,7 +192,7 @@ def test_nothing_is_trained_where_the_account_refuses(digits):
 
 
 def test_the_best_model_by_public_data_is_kept(digits):
-    learner = trainer(digits_plan(), validation=Public(digits[1], every=10), average=Average(0.9))
+    learner = trainer(digits_plan(), validation=PublicValidation(digits[1], every=10), average=Average(0.9))
     history = learner.fit(digits[0])
     assert learner.evaluate(digits[1]).accuracy == pytest.approx(max(score for _, score in history.scores))
     assert history.best_step in [taken for taken, _ in history.scores]
@@ -226,7 +226,7 @@ def test_views_that_nothing_makes_are_refused(digits):
 
 
 def test_the_scores_before_an_interruption_are_remembered(small, tmp_path):
-    _, history = interrupted(small, tmp_path / "run.pt", None, validation=Public(small, every=2))
+    _, history = interrupted(small, tmp_path / "run.pt", None, validation=PublicValidation(small, every=2))
     assert [taken for taken, _ in history.scores] == [2, 4, 6]
 
 

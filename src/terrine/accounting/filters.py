@@ -57,7 +57,7 @@ _PRECISION = 1e-6
 
 
 @dataclass(frozen=True)
-class Split:
+class DeltaShares:
     """How a filter's delta is shared out, before the first event; the shares add up to at most 1."""
 
     failures: float = 0.25
@@ -68,7 +68,7 @@ class Split:
         for name in ("failures", "gaussian", "renyi"):
             object.__setattr__(self, name, check.not_negative(name, getattr(self, name)))
         if (total := sum(written(share) for share in (self.failures, self.gaussian, self.renyi))) > 1:
-            raise InvalidArgument(f"Split: shares of delta add up to {float(total):g}; want at most 1")
+            raise InvalidArgument(f"DeltaShares: shares of delta add up to {float(total):g}; want at most 1")
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class Terms:
     mu_squared: float
     renyi: float
     orders: tuple[float, ...]
-    split: Split = field(default_factory=Split)
+    split: DeltaShares = field(default_factory=DeltaShares)
 
     @classmethod
-    def of(cls, budget: Budget, split: Split | None = None) -> Terms:
+    def of(cls, budget: Budget, split: DeltaShares | None = None) -> Terms:
         """The limits that `budget` gives to each rule."""
-        split = split or Split()
+        split = split or DeltaShares()
         order, limit = _best_order(budget.epsilon, budget.delta * split.renyi)
         return cls(
             budget=budget,
@@ -176,7 +176,7 @@ class Filter:
     Guarantee: all accepted events together are (budget.epsilon, budget.delta)-DP, however each was chosen.
     """
 
-    def __init__(self, budget: Budget, split: Split | None = None) -> None:
+    def __init__(self, budget: Budget, split: DeltaShares | None = None) -> None:
         self.terms = Terms.of(budget, split)
         self._spent = self.terms.nothing
         self._plan: Event | None = None

@@ -67,7 +67,7 @@ _MOST_BINS = 100_000
 
 
 @dataclass(frozen=True)
-class Settings:
+class InversionSettings:
     """Where and how finely to sum: the tilt c, the period 2 pi/D, the blur b, the last frequency, what lies beyond.
 
     Moments were looked at up to `reach` times the tilt; a lower bound rests on some of them, too. `log_moment` is
@@ -97,7 +97,7 @@ _LONG = 10.0
 
 def choose(
     composition: Composition, tilt: float, epsilon: float, delta: float, precision: float, reach: float = 4.0
-) -> Settings:
+) -> InversionSettings:
     """Settings near `tilt` that need the fewest terms for a relative error of about `precision` in epsilon."""
     allowed = math.log(_SPARE * delta)
     first = _settings(composition, tilt, epsilon, allowed, precision, reach)
@@ -105,7 +105,7 @@ def choose(
         return first
     rounding = math.log(sum(part.times for part in composition.parts) * _TYPICAL_ERROR + 1e-300)
 
-    def dearness(one: Settings) -> float:
+    def dearness(one: InversionSettings) -> float:
         """log of the number of terms, and of how far rounding would rise above a small share of delta."""
         size = one.log_moment - one.tilt * epsilon + rounding - math.log1p(one.tilt)
         return math.log(one.period * one.last) + 3 * max(0.0, size - math.log(1e-5 * delta))
@@ -116,7 +116,7 @@ def choose(
 
 def _settings(
     composition: Composition, tilt: float, epsilon: float, allowed: float, precision: float, reach: float
-) -> Settings:
+) -> InversionSettings:
     """Settings for one tilt; `allowed` is log of what each neglected piece may amount to."""
     orders = _AND_RATIOS[reach >= _AND_RATIOS] * tilt
     values, above = composition.about_log_moment(orders), orders[1:]
@@ -131,7 +131,7 @@ def _settings(
     fall_off = composition.fall_off(tilt)
     if (unblurred := fall_off.frequency(decay)) < last:
         blur, last = 0.0, min(last, _ROOM * unblurred)
-    return Settings(tilt, max(left, right), blur, last, fall_off, reach, float(values[0]))
+    return InversionSettings(tilt, max(left, right), blur, last, fall_off, reach, float(values[0]))
 
 
 @dataclass(eq=False)
@@ -139,7 +139,7 @@ class Inversion:
     """The sum, prepared once for a tilt; `upper` and `lower` then cost one dot product for each epsilon."""
 
     composition: Composition
-    settings: Settings
+    settings: InversionSettings
     is_upper: bool
     delta: float
     epsilon: float

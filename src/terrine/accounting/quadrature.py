@@ -70,7 +70,7 @@ class Crowded(Exception):
 class Nodes:
     """Points on a line, which stand for the loss of a sampled Gaussian, by the bound of one of the line's strips."""
 
-    grid: Grid
+    grid: QuadratureGrid
     forward: bool
     which: int
     bound: Bound | None = None
@@ -80,7 +80,7 @@ class Nodes:
     def of(line: Line, *, forward: bool) -> Nodes:
         """Nodes that serve most tilts and frequencies."""
         step = _dyadic(2 * math.pi * line.widest / (line.widest**2 / 2 + 3 * line.widest - _LOG_GOAL))
-        return Nodes(Grid(line, step, -_EDGE, line.mu + _EDGE), forward, 0)
+        return Nodes(QuadratureGrid(line, step, -_EDGE, line.mu + _EDGE), forward, 0)
 
     @property
     def strip(self) -> float:
@@ -106,7 +106,9 @@ class Nodes:
             high = max(high, self._cells(highest, 0.0).last_needed(self.power(highest), allowed, step))
         if high > _FARTHEST or step * _MOST < high - low:
             raise Crowded
-        return Nodes(Grid(line, step, low, high), self.forward, best, Bound(tilt, frequency, float(sizes[best])))
+        return Nodes(
+            QuadratureGrid(line, step, low, high), self.forward, best, Bound(tilt, frequency, float(sizes[best]))
+        )
 
     def opposite(self) -> Nodes:
         """The same points for the other direction, which they may not serve.
@@ -284,7 +286,7 @@ class TiltedDensity:
         return min(by_variation, by_pairs)
 
 
-class Grid:
+class QuadratureGrid:
     """Multiples of `step` from `low` to `high` on a line, with what both directions ask of them."""
 
     def __init__(self, line: Line, step: float, low: float, high: float) -> None:
@@ -419,7 +421,7 @@ class _Cells:
         rise = power * float(self.log_ratio[-1]) - centre * self.last
         return rise + centre**2 / 2 + float(log_ndtr(centre - self.last))
 
-    def log_truncated(self, power: float, grid: Grid) -> float:
+    def log_truncated(self, power: float, grid: QuadratureGrid) -> float:
         """log of a bound on what nodes before the grid's first and after its last would add."""
         if power > 0:
             low = _log_tail(-grid.first, grid.step) + power * float(grid.log_ratio[0])

@@ -57,19 +57,19 @@ _COARSE, _MOST_PARTS = 256, 40
 """A lower bound on so few cells looks at no more different parts than this."""
 
 
-class Bounds(NamedTuple):
+class WitnessBounds(NamedTuple):
     """What is proven: `lower` <= the smallest valid value <= `upper`."""
 
     lower: float
     upper: float
 
 
-def bounds(event: Event, *, delta: float, cells: int = 2048) -> Bounds:
+def bounds(event: Event, *, delta: float, cells: int = 2048) -> WitnessBounds:
     """An enclosure of the smallest epsilon at `delta`; (0, inf) where the event is out of reach."""
     delta = check.half_open_unit("delta", delta)
     lower = least_epsilon(event, delta=delta, cells=cells)
     upper = _worst(event, delta, cells, True, lambda side, measure: epsilon_at(side, measure, delta))
-    return Bounds(lower, min(upper, _pure(event) * (1 + 1e-9)))
+    return WitnessBounds(lower, min(upper, _pure(event) * (1 + 1e-9)))
 
 
 def least_epsilon(event: Event, *, delta: float, cells: int = 256) -> float:
@@ -99,12 +99,12 @@ def least_delta(event: Event, *, epsilon: float, cells: int = 256) -> float:
     return found
 
 
-def delta_bounds(event: Event, *, epsilon: float, cells: int = 2048) -> Bounds:
+def delta_bounds(event: Event, *, epsilon: float, cells: int = 2048) -> WitnessBounds:
     """An enclosure of the smallest delta at `epsilon`."""
-    epsilon, found = check.not_negative("epsilon", epsilon), Bounds(0.0, 1.0)
+    epsilon, found = check.not_negative("epsilon", epsilon), WitnessBounds(0.0, 1.0)
     for scale in _SCALES:
         low, high = (_worst(event, scale, cells, up, lambda s, m: delta_at(s, m, epsilon)) for up in (False, True))
-        found = Bounds(max(found.lower, low), min(found.upper, high))
+        found = WitnessBounds(max(found.lower, low), min(found.upper, high))
         if found.upper > scale or found.upper <= 1.01 * found.lower:
             break
     near = max(found.upper, _SCALES[-1])

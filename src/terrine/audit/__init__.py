@@ -11,14 +11,14 @@ from terrine.audit.guesses import Guesses
 from terrine.audit.metrics import Summary, roc, summary
 from terrine.audit.one_run import OneRun
 from terrine.audit.scores import Scores
-from terrine.audit.tester import Finding, lower_bound
+from terrine.audit.tester import LowerBound, lower_bound
 from terrine.audit.verdicts import Evidence, Verdict, verdict
 
 __all__ = [
     "Corrected",
     "Evidence",
-    "Finding",
     "Guesses",
+    "LowerBound",
     "OneRun",
     "Rates",
     "Scores",

@@ -28,7 +28,7 @@ from terrine.events import Budget
 
 
 @dataclass(frozen=True, eq=False)
-class Folder:
+class ScoreFolder:
     """What was found in a run's folder."""
 
     claim: Budget
@@ -57,7 +57,7 @@ def write_scores(folder: Path, scores: Scores) -> None:
     _save(folder, "non_members", scores.non_members)
 
 
-def read(folder: Path) -> Folder:
+def read(folder: Path) -> ScoreFolder:
     """The claim and the evidence of a run.
 
     Raises:
@@ -70,7 +70,7 @@ def read(folder: Path) -> Folder:
             f"{folder}: nothing to audit; want audit/canaries.npy and audit/included.npy, or audit/members.npy and "
             "audit/non_members.npy: train with canaries"
         )
-    return Folder(
+    return ScoreFolder(
         claim=_claim(folder / "privacy.json"),
         canaries=None if canaries is None else paired(*canaries),
         gradients=None if gradients is None else paired(*gradients),

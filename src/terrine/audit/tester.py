@@ -28,7 +28,7 @@ Labels = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Finding:
+class LowerBound:
     """What the runs proved: epsilon at `delta` is at least `epsilon`, with `confidence`."""
 
     epsilon: float
@@ -50,7 +50,7 @@ def lower_bound(
     delta: float = 0.0,
     confidence: float = 1 - 1e-6,
     bins: int = 256,
-) -> Finding:
+) -> LowerBound:
     """A lower bound on the epsilon of `mechanism` at `delta`, from `trials` runs on each of two neighbouring inputs.
 
     `mechanism(value, count)` runs `count` times and returns the outcomes: numbers, or anything hashable (a row of an
@@ -72,7 +72,7 @@ def lower_bound(
         mine = int(chosen[labels[this][half:]].sum())
         yours = int(chosen[labels[other][half:]].sum())
         best = max(best, _bound(mine, yours, trials - half, delta, chance))
-    return Finding(best, delta, confidence, trials)
+    return LowerBound(best, delta, confidence, trials)
 
 
 def _collect(mechanism: Callable[[Any, int], Any], value: Any, trials: int) -> NDArray[Any]:

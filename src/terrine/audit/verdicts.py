@@ -10,7 +10,7 @@ from typing import Protocol
 
 from terrine.accounting import Profile, profile
 from terrine.audit.one_run import OneRun
-from terrine.audit.tester import Finding
+from terrine.audit.tester import LowerBound
 from terrine.errors import InvalidArgument
 from terrine.events import Budget, Event
 
@@ -58,7 +58,7 @@ class Verdict:
         )
 
 
-def verdict(claim: Budget | Profile | Event, evidence: Evidence | Finding) -> Verdict:
+def verdict(claim: Budget | Profile | Event, evidence: Evidence | LowerBound) -> Verdict:
     """Compare a claim with what an attack proved.
 
     A `Budget` claims one (epsilon, delta); an event or its `accounting.profile` claims a whole curve, of which every
@@ -85,8 +85,8 @@ def _points(claim: Budget | Profile) -> list[tuple[float, float]]:
     return [(epsilon, delta) for epsilon, delta in points if delta < 1]  # at delta 1 nothing is claimed
 
 
-def _bound(evidence: Evidence | Finding, delta: float) -> float:
-    if not isinstance(evidence, Finding):
+def _bound(evidence: Evidence | LowerBound, delta: float) -> float:
+    if not isinstance(evidence, LowerBound):
         return evidence.epsilon_at(delta)
     if delta > evidence.delta:  # epsilon falls as delta grows: a bound at a smaller delta says nothing here
         raise InvalidArgument(

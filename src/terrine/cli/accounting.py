@@ -39,7 +39,7 @@ _WIDE = 0.01
 """How far apart two bounds may lie before a reader is told so."""
 
 
-class Method(enum.StrEnum):
+class AccountingMethod(enum.StrEnum):
     TIGHT = "tight"
     RENYI = "renyi"
     MOMENTS = "moments"
@@ -47,12 +47,12 @@ class Method(enum.StrEnum):
     BASIC = "basic"
 
 
-_METHODS: dict[Method, Callable[[Event, float], float]] = {
-    Method.TIGHT: lambda event, delta: certified.epsilon(event, delta=delta),
-    Method.RENYI: lambda event, delta: renyi.epsilon(event, delta=delta),
-    Method.MOMENTS: lambda event, delta: moments.epsilon(event, delta=delta),
-    Method.ADVANCED: lambda event, delta: composition.advanced(event, delta=delta),
-    Method.BASIC: lambda event, delta: composition.basic(event, delta=delta),
+_METHODS: dict[AccountingMethod, Callable[[Event, float], float]] = {
+    AccountingMethod.TIGHT: lambda event, delta: certified.epsilon(event, delta=delta),
+    AccountingMethod.RENYI: lambda event, delta: renyi.epsilon(event, delta=delta),
+    AccountingMethod.MOMENTS: lambda event, delta: moments.epsilon(event, delta=delta),
+    AccountingMethod.ADVANCED: lambda event, delta: composition.advanced(event, delta=delta),
+    AccountingMethod.BASIC: lambda event, delta: composition.basic(event, delta=delta),
 }
 
 
@@ -64,13 +64,13 @@ def epsilon(
     events: Annotated[
         Path | None, typer.Option(help="A JSON file of events, instead of noise, rate and steps.")
     ] = None,
-    method: Annotated[Method, typer.Option(help="Which accountant.")] = Method.TIGHT,
+    method: Annotated[AccountingMethod, typer.Option(help="Which accountant.")] = AccountingMethod.TIGHT,
     as_json: AsJson = False,
 ) -> None:
     """The epsilon of a DP-SGD run, or of any recorded events."""
     event = _event(noise, rate, steps, events)
     delta = check.open_unit("delta", delta)
-    if method is Method.TIGHT:
+    if method is AccountingMethod.TIGHT:
         found = certified.bounds(event, delta=delta)
         lower, upper = found.lower, found.upper
     else:

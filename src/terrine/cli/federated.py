@@ -55,7 +55,7 @@ def simulate(
     from terrine.federated import simulation
     from terrine.pipeline import Folder
 
-    settings = simulation.Settings(
+    settings = simulation.SimulationSettings(
         data=data, clients=clients, rounds=rounds, epsilon=epsilon, per_round=per_round, delta=delta, clip=clip,
         adaptive_clip=adaptive_clip, sums=sums, bits=bits, survivors=survivors, colluding=colluding, dropping=dropping,
         model=model, local_epochs=local_epochs, learning_rate=learning_rate, server=server, server_rate=server_rate,

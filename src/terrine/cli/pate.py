@@ -44,9 +44,9 @@ def split(
 ) -> None:
     """Deal the private examples (or people, if the data has groups) to teachers."""
     from terrine.pate.data import Data
-    from terrine.pate.run import Run
+    from terrine.pate.run import RunFolder
 
-    deal = Run(run).split(
+    deal = RunFolder(run).split(
         Data.read(data), source=data, teachers=teachers, classes=classes, seed=seed, rate=rate, rng=_source(test_seed)
     )
     record = deal.record()
@@ -65,10 +65,10 @@ def train(
 ) -> None:
     """Train the teachers; started again, it goes on where it stopped."""
     from terrine.pate.data import Data
-    from terrine.pate.run import Run
+    from terrine.pate.run import RunFolder
 
     with counted("teachers", quiet=as_json) as progress:
-        Run(run).train(Data.read(data), model=model, epochs=epochs, jobs=jobs, backend=backend, progress=progress)
+        RunFolder(run).train(Data.read(data), model=model, epochs=epochs, jobs=jobs, backend=backend, progress=progress)
     _show({"trained": True, "folder": str(run / "owner" / "teachers")}, as_json)
 
 
@@ -81,9 +81,9 @@ def vote(
 ) -> None:
     """Let the trained teachers vote on public inputs. Votes stay in the owner's folder."""
     from terrine.pate.data import Data
-    from terrine.pate.run import Run
+    from terrine.pate.run import RunFolder
 
-    here = Run(run)
+    here = RunFolder(run)
     record = here._read("run.json")
     if "model" not in record:
         raise InvalidArgument(f"{run} has no teachers: want terrine pate train first")
@@ -125,7 +125,7 @@ def label(
 ) -> None:
     """Answer queries with noise; this is what costs."""
     from terrine.pate.job import budget_of
-    from terrine.pate.run import Run
+    from terrine.pate.run import RunFolder
 
     fields = {
         "noise": noise,
@@ -138,7 +138,7 @@ def label(
     }
     given = {name: value for name, value in fields.items() if value is not None}
     with charging(ledger, account, by=by, purpose=purpose, usual="pate: labels") as charged:
-        answers = Run(run).label(
+        answers = RunFolder(run).label(
             aggregator=aggregator, fields=given, student=student, queries=queries, most=most,
             budget=budget_of(budget), rng=_source(test_seed), **charged.told,
         )  # fmt: skip
@@ -161,14 +161,14 @@ def bill(
     as_json: AsJson = False,
 ) -> None:
     """Print what the answers cost: the data-independent epsilon and the sanitised one."""
-    from terrine.pate.run import Run
+    from terrine.pate.run import RunFolder
 
     with charging(ledger, account, by=by, purpose=purpose, usual="pate: sanitised bill") as charged:
-        shown = Run(run).bill(delta=delta, sanitise=sanitise, order=order, rng=_source(test_seed), **charged.told)
+        shown = RunFolder(run).bill(delta=delta, sanitise=sanitise, order=order, rng=_source(test_seed), **charged.told)
     if pictures is not None:
         from terrine.pate.pictures import epsilon_against_queries
 
-        shown = shown | {"picture": str(epsilon_against_queries(Run(run), delta, pictures))}
+        shown = shown | {"picture": str(epsilon_against_queries(RunFolder(run), delta, pictures))}
     _show({name: value for name, value in shown.items() if as_json or name != "event"}, as_json)
 
 
@@ -185,12 +185,12 @@ def student(
     """Train the student on public inputs and the answers; its bill is saved beside it."""
     from terrine.pate.data import Data
     from terrine.pate.named import methods
-    from terrine.pate.run import Run
+    from terrine.pate.run import RunFolder
 
     if method not in methods():
         raise InvalidArgument(f"method={method!r}: want one of {', '.join(methods())}")
     with counted("student", quiet=as_json) as progress:
-        _, path = Run(run).student(
+        _, path = RunFolder(run).student(
             Data.read(public, public=True), model=model, method=method, steps=steps, seed=seed, progress=progress
         )
     _show({"student": str(path), "bill": str(path.with_suffix(".bill.json"))}, as_json)

@@ -140,7 +140,7 @@ def label(
     """Label public texts by a noisy vote of private prompts; --student chooses a prompt from them."""
     from terrine import pate
     from terrine.events import Budget, Reproducible
-    from terrine.prompts import Local, choose, examples, vote
+    from terrine.prompts import LocalModel, choose, examples, vote
     from terrine.prompts.calibration import CONTENT_FREE
     from terrine.prompts.voting import confident, record
     from terrine.receipts import Payment
@@ -155,7 +155,7 @@ def label(
     failing = _meant(epsilon, delta, len(texts), weak_guarantee)
     rule = confident(Budget(epsilon, failing), teachers=teachers, queries=len(unlabelled), agreement=threshold)
     deal = pate.split(len(texts), teachers, seed=seed)
-    backend = Local(_language(model))
+    backend = LocalModel(_language(model))
     calibration = None if raw else CONTENT_FREE
     check.whole("shots", shots)
     event = rule.event(len(unlabelled))
@@ -202,7 +202,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """The accuracy of a prompt, or of the model without one."""
-    from terrine.prompts import DiscretePrompt, Local, SoftPrompt, examples
+    from terrine.prompts import DiscretePrompt, LocalModel, SoftPrompt, examples
     from terrine.prompts.student import calibrated
 
     used: SoftPrompt | DiscretePrompt
@@ -216,7 +216,7 @@ def evaluate(
     language = _language(model)
     backend: Any = language
     if isinstance(used, DiscretePrompt):
-        backend = Local(language)
+        backend = LocalModel(language)
         used = calibrated(backend, used) if calibrate else used
     shown = _measured(used.log_probabilities, backend, texts, labels, as_json)
     _show(shown | ({} if used.privacy is None else _privacy(dict(used.privacy))), as_json)

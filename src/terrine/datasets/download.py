@@ -30,27 +30,27 @@ _ADULT = "https://archive.ics.uci.edu/static/public/2/adult.zip"
 
 
 @dataclass(frozen=True)
-class Source:
+class Download:
     """Where a file is published, and how to get it out of what is sent."""
 
     address: str
     unpack: Callable[[bytes], bytes]
 
 
-def source(name: str) -> Source | None:
+def source(name: str) -> Download | None:
     """Where the file `set/file` is published."""
     group, _, file = name.partition("/")
     base = os.environ.get("TERRINE_MIRROR")
     match group:
         case "mnist" | "fashion-mnist":
-            found = Source((_MNIST if group == "mnist" else _FASHION) + f"{file}.gz", gzip.decompress)
+            found = Download((_MNIST if group == "mnist" else _FASHION) + f"{file}.gz", gzip.decompress)
         case "cifar-10":
-            found = Source(_CIFAR, lambda sent: _from_tar(sent, file))
+            found = Download(_CIFAR, lambda sent: _from_tar(sent, file))
         case "adult":
-            found = Source(_ADULT, lambda sent: _from_zip(sent, file))
+            found = Download(_ADULT, lambda sent: _from_zip(sent, file))
         case _:
             return None
-    return found if not base else Source(f"{base.rstrip('/')}/{found.address.rsplit('/', 1)[1]}", found.unpack)
+    return found if not base else Download(f"{base.rstrip('/')}/{found.address.rsplit('/', 1)[1]}", found.unpack)
 
 
 def fetch(name: str, md5: str, to: Path) -> bytes:

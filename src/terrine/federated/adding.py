@@ -9,7 +9,7 @@ import numpy as np
 from terrine.federated.drawing import Drawn
 from terrine.federated.plan import Plan
 from terrine.federated.quantise import Floats, Quantiser, clipped
-from terrine.federated.secure.opening import Opened, opened_round, wraparound
+from terrine.federated.secure.opening import OpenedSum, opened_round, wraparound
 from terrine.federated.secure.server import TooFewSurvivors, centred
 from terrine.federated.sums import Central
 from terrine.mechanisms import grid, lattice
@@ -18,7 +18,7 @@ from terrine.rng import Source
 
 def add(
     plan: Plan, drawn: Drawn, updates: Mapping[int, Floats], dimension: int, *, gone: set[int], full: bool, rng: Source
-) -> Opened:
+) -> OpenedSum:
     """The noisy sum of the `updates` of clients that were drawn and are not `gone`.
 
     With `full` every message of the secure sum is made and read; without, whole numbers and their noise are added up
@@ -34,7 +34,7 @@ def add(
             if one in updates:
                 total += clipped(updates[one], plan.bound)
         chosen = grid.plan(lattice.Shape.GAUSSIAN, grid.Norm.L2, plan.bound, plan.noise, None, dimension, False)
-        return Opened(np.asarray(grid.release(chosen, total, rng)), len(alive), 0.0)
+        return OpenedSum(np.asarray(grid.release(chosen, total, rng)), len(alive), 0.0)
     quantiser = Quantiser(dimension, plan.bound, plan.reach, rng.word() >> 1)
     if full:
         zeros = np.zeros(dimension)
@@ -48,7 +48,7 @@ def add(
 
 def _directly(
     plan: Plan, quantiser: Quantiser, updates: Sequence[Floats], drawn: Drawn, gone: set[int], rng: Source
-) -> Opened:
+) -> OpenedSum:
     assert not isinstance(plan.sums, Central)
     givers = len(set(drawn.giving) - gone)
     if givers < plan.sums.survivors:
@@ -57,4 +57,4 @@ def _directly(
     for update in updates:
         total += quantiser.to_integers(update, rng)
     whole = centred((total & 0xFFFFFFFF).astype(np.uint32), plan.sums.bits)
-    return Opened(quantiser.to_real(whole), givers, wraparound(whole, plan.sums.bits))
+    return OpenedSum(quantiser.to_real(whole), givers, wraparound(whole, plan.sums.bits))

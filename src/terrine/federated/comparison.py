@@ -38,7 +38,7 @@ _PAILLIER_BITS = 2048
 
 
 @dataclass(frozen=True)
-class Cost:
+class SummingCost:
     """One way of summing, measured; `skipped` says why it was not."""
 
     way: str
@@ -94,31 +94,31 @@ class Task:
         yield
         self.servers += time.process_time() - begin
 
-    def cost(self, way: str, kind: str, size: int, total: NDArray[Any], **said: str) -> Cost:
+    def cost(self, way: str, kind: str, size: int, total: NDArray[Any], **said: str) -> SummingCost:
         """What was measured."""
         each = 1e3 * self.clients / max(self.timed, 1)
-        return Cost(way, kind, each, 1e3 * self.servers, size, error=self.error(total), **said)
+        return SummingCost(way, kind, each, 1e3 * self.servers, size, error=self.error(total), **said)
 
 
-def compare(parties: int = 100, length: int = 1000) -> list[Cost]:
+def compare(parties: int = 100, length: int = 1000) -> list[SummingCost]:
     """Every way, one after the other; those whose packages are not installed are listed as skipped."""
     found = []
     for name, (kind, way) in WAYS.items():
         try:
             found.append(way(Task(parties, length)))
         except MissingExtra as missing:
-            found.append(Cost(name, kind, skipped=str(missing)))
+            found.append(SummingCost(name, kind, skipped=str(missing)))
     return found
 
 
-def record(parties: int, length: int, found: list[Cost]) -> dict[str, Any]:
+def record(parties: int, length: int, found: list[SummingCost]) -> dict[str, Any]:
     """The comparison as JSON holds it, with factors relative to noise at a trusted server."""
     base = _whole(found[0])
     rows = [asdict(one) | {"times_noise": None if one.skipped else _whole(one) / base} for one in found]
     return {"parties": parties, "length": length, "epsilon": EPSILON, "delta": DELTA, "lecture": LECTURE, "rows": rows}
 
 
-def _whole(cost: Cost) -> float:
+def _whole(cost: SummingCost) -> float:
     assert cost.client_ms is not None
     assert cost.server_ms is not None
     return cost.client_ms + cost.server_ms
@@ -128,7 +128,7 @@ def _deviation(task: Task) -> float:
     return gaussian.noise_for(EPSILON, DELTA) * task.unit
 
 
-def _noise_at_the_server(task: Task) -> Cost:
+def _noise_at_the_server(task: Task) -> SummingCost:
     noise = lattice.noise(lattice.Shape.GAUSSIAN, _deviation(task))
     with task.client(task.parties):
         sent = [one.astype(np.int32) for one in task.values]
@@ -139,7 +139,7 @@ def _noise_at_the_server(task: Task) -> Cost:
     return task.cost("noise at a trusted server", "noise", 4 * task.length, total, **said)
 
 
-def _local_noise(task: Task) -> Cost:
+def _local_noise(task: Task) -> SummingCost:
     noise = lattice.noise(lattice.Shape.GAUSSIAN, 2 * _deviation(task))  # one input for another: twice the norm
     sent = []
     for one in task.values:
@@ -187,25 +187,25 @@ def _masked(task: Task, *, neighbours: int | None, noisy: bool) -> tuple[Integer
     return total, sent
 
 
-def _pairwise(task: Task) -> Cost:
+def _pairwise(task: Task) -> SummingCost:
     total, sent = _masked(task, neighbours=task.parties - 1, noisy=False)
     said = {"dropouts": "a third", "trusted": "the server to follow the protocol", "protects": "inputs"}
     return task.cost("pairwise masks", "masks", sent, total, **said)
 
 
-def _pairwise_with_neighbours(task: Task) -> Cost:
+def _pairwise_with_neighbours(task: Task) -> SummingCost:
     total, sent = _masked(task, neighbours=10, noisy=False)
     said = {"dropouts": "a few", "trusted": "the server to follow the protocol", "protects": "inputs"}
     return task.cost("pairwise masks, 10 neighbours", "masks", sent, total, **said)
 
 
-def _distributed(task: Task) -> Cost:
+def _distributed(task: Task) -> SummingCost:
     total, sent = _masked(task, neighbours=10, noisy=True)
     said = {"trusted": "the server to follow the protocol", "protects": "inputs and people in the result"}
     return task.cost("distributed noise under masks", "noise", sent, total, dropouts="as sized", **said)
 
 
-def _additive(task: Task) -> Cost:
+def _additive(task: Task) -> SummingCost:
     shares: list[list[NDArray[np.uint32]]] = [[] for _ in range(_SERVERS)]
     for one in task.values:
         with task.client():
@@ -222,7 +222,7 @@ def _additive(task: Task) -> Cost:
     return task.cost("additive shares, 3 servers", "secret sharing", 4 * _SERVERS * task.length, total, **said)
 
 
-def _shamir(task: Task) -> Cost:
+def _shamir(task: Task) -> SummingCost:
     held: list[list[NDArray[np.uint64]]] = [[] for _ in range(_HOLDERS)]
     for one in task.values:
         with task.client():
@@ -263,7 +263,7 @@ def _weight(point: int) -> int:
     return over * pow(under, -1, _FIELD) % _FIELD
 
 
-def _paillier(task: Task) -> Cost:
+def _paillier(task: Task) -> SummingCost:
     """Packed: as many entries to a ciphertext as its 2048 bits hold. One client is timed; the sum is of all."""
     phe = _module("phe", "phe")
     public, private = phe.generate_paillier_keypair(n_length=_PAILLIER_BITS)
@@ -293,20 +293,20 @@ def _unpacked(plains: list[int], each: int, slot: int, length: int) -> Integers:
     return np.array(found[:length], dtype=np.int64)
 
 
-def _bfv(task: Task) -> Cost:
+def _bfv(task: Task) -> SummingCost:
     tenseal = _module("tenseal", "tenseal")
     context = tenseal.context(tenseal.SCHEME_TYPE.BFV, poly_modulus_degree=8192, plain_modulus=1032193)
     return _encrypted(task, "BFV", lambda row: tenseal.bfv_vector(context, row.tolist()))
 
 
-def _ckks(task: Task) -> Cost:
+def _ckks(task: Task) -> SummingCost:
     tenseal = _module("tenseal", "tenseal")
     context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, poly_modulus_degree=8192, coeff_mod_bit_sizes=[60, 40, 40, 60])
     context.global_scale = 2**40
     return _encrypted(task, "CKKS", lambda row: tenseal.ckks_vector(context, row.astype(float).tolist()))
 
 
-def _encrypted(task: Task, name: str, encrypt: Callable[[Integers], Any]) -> Cost:
+def _encrypted(task: Task, name: str, encrypt: Callable[[Integers], Any]) -> SummingCost:
     sent = []
     for one in task.values:
         with task.client():
@@ -332,7 +332,7 @@ def _module(name: str, package: str) -> Any:
         raise MissingExtra(package, extra="crypto") from error
 
 
-WAYS: dict[str, tuple[str, Callable[[Task], Cost]]] = {
+WAYS: dict[str, tuple[str, Callable[[Task], SummingCost]]] = {
     "noise at a trusted server": ("noise", _noise_at_the_server),
     "local noise": ("noise", _local_noise),
     "distributed noise under masks": ("noise", _distributed),

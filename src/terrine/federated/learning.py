@@ -102,7 +102,7 @@ class FedAdam:
 
 
 @dataclass
-class History:
+class RoundHistory:
     """What a run did: public facts only."""
 
     rounds: int = 0
@@ -145,7 +145,7 @@ class Federation:
         self._optimizer = (server or FedAvg()).optimizer(model.parameters())
         self._rng: Source = SYSTEM if plan.seed is None else Seeded(plan.seed)
         self._bound = plan.clip.initial if isinstance(plan.clip, Adaptive) else plan.clip
-        self.history = History()
+        self.history = RoundHistory()
         size = sum(one.numel() for one in model.parameters()) + isinstance(plan.clip, Adaptive)
         if plan.dimension not in (None, size):
             raise InvalidArgument(f"plan.dimension={plan.dimension}: want the {size} entries of an update, or None")
@@ -157,7 +157,7 @@ class Federation:
         private = self._local.private
         return None if private is None else Repeated(private.event, times=self.plan.rounds)
 
-    def fit(self, *, after: Callable[[int], Any] = lambda _: None) -> History:
+    def fit(self, *, after: Callable[[int], Any] = lambda _: None) -> RoundHistory:
         """All rounds that are left; `after` is told the number of each."""
         while self.history.rounds < self.plan.rounds:
             self.round()

@@ -20,15 +20,14 @@ from terrine.audit import folder as audit_files
 from terrine.errors import InvalidArgument
 from terrine.events import Budget, is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
-from terrine.federated.learning import FedAdam, FedAvg, Federation, History, Local
+from terrine.federated.learning import FedAdam, FedAvg, Federation, Local, RoundHistory
 from terrine.federated.plan import Adaptive, Plan
 from terrine.federated.sums import Central, DiscreteGaussian, Skellam
 from terrine.pipeline import baseline, coins, pages, trained
 from terrine.pipeline.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, WEIGHTS, Folder
 from terrine.pipeline.material import Material, open_data
 from terrine.pipeline.models import Architecture
-from terrine.pipeline.settings import SETS
-from terrine.pipeline.settings import Settings as RunSettings
+from terrine.pipeline.settings import SETS, Settings
 from terrine.receipts import Charged, Payment, Receipt, paid
 from terrine.verify import manifest
 
@@ -37,7 +36,7 @@ SERVERS = ("fedavg", "fedadam")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class SimulationSettings:
     """What was asked for: public choices, as the run's folder keeps them.
 
     Raises:
@@ -125,7 +124,7 @@ class Settings:
 
 
 def simulate(
-    settings: Settings,
+    settings: SimulationSettings,
     out: str | Path,
     *,
     account: Charged | None = None,
@@ -149,7 +148,7 @@ def simulate(
         return folder  # type: ignore[no-any-return]
     if folder.has(WEIGHTS):
         raise InvalidArgument(f"{out}: cut off after its model was written; another one costs again, in a new folder")
-    opened = open_data(RunSettings(epsilon=settings.epsilon, data=settings.data))
+    opened = open_data(Settings(epsilon=settings.epsilon, data=settings.data))
     architecture = Architecture(settings.model or _model(settings.data), opened.shape, opened.classes)
     module = _built(architecture, settings.test_seed)
     plan = settings.plan(sum(one.numel() for one in module.parameters()) + settings.adaptive_clip)
@@ -178,7 +177,7 @@ def cut(labels: NDArray[np.int64], clients: int, classes_each: int | None, seed:
 
 def _train(
     folder: Folder,
-    settings: Settings,
+    settings: SimulationSettings,
     plan: Plan,
     material: Material,
     architecture: Architecture,
@@ -215,7 +214,9 @@ def _train(
     manifest.write(folder.path)
 
 
-def claim(settings: Settings, plan: Plan, history: History, receipt: Receipt, fingerprint: str) -> dict[str, Any]:
+def claim(
+    settings: SimulationSettings, plan: Plan, history: RoundHistory, receipt: Receipt, fingerprint: str
+) -> dict[str, Any]:
     """What privacy.json says; `fingerprint` is that of the public facts about the inputs."""
     found = accounting.bounds(plan.event, delta=plan.delta)
     shared = plan.sums if not isinstance(plan.sums, Central) else None
@@ -282,12 +283,12 @@ def _score(module: nn.Module, x: Tensor, y: Tensor) -> float:
         return float(np.mean(attacks.confidence(module(x).double().numpy(), y.numpy())))
 
 
-def _local(settings: Settings, architecture: Architecture) -> Local:
+def _local(settings: SimulationSettings, architecture: Architecture) -> Local:
     rate = settings.learning_rate or (4.0 if architecture.name == "linear" else 0.1)
     return Local(lambda parameters: torch.optim.SGD(parameters, lr=rate), epochs=settings.local_epochs, batch=50)
 
 
-def _server(settings: Settings) -> FedAvg | FedAdam:
+def _server(settings: SimulationSettings) -> FedAvg | FedAdam:
     if settings.server == "fedadam":
         return FedAdam(rate=settings.server_rate or 0.01)
     return FedAvg(rate=settings.server_rate or 1.0)

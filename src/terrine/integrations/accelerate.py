@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from terrine.errors import MissingExtra
+from terrine.receipts import Charged
 
 try:
     import accelerate  # noqa: F401
@@ -28,7 +29,7 @@ from torch.optim import Optimizer
 
 from terrine.errors import InvalidArgument
 from terrine.sgd import Plan
-from terrine.sgd.private import Account, Lots, make_private
+from terrine.sgd.private import Lots, make_private
 
 _REPLICATED = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_NPU", "MULTI_XPU", "MULTI_HPU")
 
@@ -39,7 +40,7 @@ def prepare(
     optimizer: Optimizer,
     dataset: Any,
     plan: Plan,
-    account: Account | None = None,
+    account: Charged | None = None,
     **others: Any,
 ) -> tuple[nn.Module, Optimizer, Lots]:
     """`make_private`, then `accelerator.prepare`; `others` are those of `make_private`.

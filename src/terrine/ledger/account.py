@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from terrine import check
 from terrine.accounting.costs import Cost, price
-from terrine.accounting.filters import Quote, Remaining, Split
+from terrine.accounting.filters import DeltaShares, Quote, Remaining
 from terrine.errors import InvalidArgument, LedgerDamaged, LedgerUnavailable
 from terrine.events import (
     Budget,
@@ -44,7 +44,7 @@ from terrine.ledger.records import (
     write_state,
 )
 from terrine.ledger.report import Report, planned_epsilon
-from terrine.ledger.store import Session
+from terrine.ledger.store import OpenConnection
 
 if TYPE_CHECKING:
     from terrine.ledger.ledger import Ledger
@@ -243,13 +243,13 @@ class Account:
         with store.transaction(write=False) as session:
             return self._standing(session, self._head(session))[1]
 
-    def _head(self, session: Session) -> tuple[int, str]:
+    def _head(self, session: OpenConnection) -> tuple[int, str]:
         head = self._ledger._store.head(session, self._row.account)
         if head is None:
             raise LedgerDamaged(f"account {self.name!r}: its head row is gone; run `terrine ledger verify`")
         return head
 
-    def _standing(self, session: Session, head: tuple[int, str]) -> tuple[int, Balance]:
+    def _standing(self, session: OpenConnection, head: tuple[int, str]) -> tuple[int, Balance]:
         """The time of the last charge and the balance after it, read again only if someone else charged."""
         if self._last is not None:
             if self._last[0] == head:
@@ -264,7 +264,7 @@ class Account:
         self._last = (head, at, balance)
         return at, balance
 
-    def _must_follow(self, session: Session, seen: tuple[int, str]) -> None:
+    def _must_follow(self, session: OpenConnection, seen: tuple[int, str]) -> None:
         """What this handle saw must still be there: a ledger only grows."""
         row = self._ledger._store.row(session, self._row.account, seen[0]) if seen[0] else None
         if seen[0] and (row is None or row.hash != seen[1]):
@@ -276,7 +276,7 @@ class Account:
     def _edited(self, sequence: object) -> LedgerDamaged:
         return LedgerDamaged(f"account {self.name!r}: charge {sequence} is gone or edited; run `terrine ledger verify`")
 
-    def _streams(self, session: Session, last: ChargeRow) -> dict[str, Cost]:
+    def _streams(self, session: OpenConnection, last: ChargeRow) -> dict[str, Cost]:
         """The sum of every stream that was charged, given the account's last charge."""
         own, common = read_state(last.state, self.terms.orders)
         if last.partition == WHOLE:
@@ -335,7 +335,7 @@ class Account:
         unit: Unit | None,
         neighbours: Neighbours | None,
         partitions: Sequence[str] | None,
-        split: Split | None,
+        split: DeltaShares | None,
     ) -> None:
         asked: dict[str, Any] = {"budget": budget, "unit": unit, "neighbours": neighbours, "split": split}
         if partitions is not None:

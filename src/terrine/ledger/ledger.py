@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from terrine import check
-from terrine.accounting.filters import Split, Terms
+from terrine.accounting.filters import DeltaShares, Terms
 from terrine.errors import InvalidArgument, LedgerUnavailable
 from terrine.events import Budget, Neighbours, Unit
 from terrine.ledger import sealing, transfer, verification
@@ -78,7 +78,7 @@ class Ledger:
         unit: Unit | None = None,
         neighbours: Neighbours | None = None,
         partitions: Sequence[str] | None = None,
-        split: Split | None = None,
+        split: DeltaShares | None = None,
     ) -> Account:
         """The account called `name`, opened with `budget` if there is none yet. What was declared never changes.
 
@@ -156,11 +156,11 @@ def _declaration(
     unit: Unit | None,
     neighbours: Neighbours | None,
     partitions: Sequence[str] | None,
-    split: Split | None,
+    split: DeltaShares | None,
 ) -> Declaration:
-    for name, value, kind in (("budget", budget, Budget), ("split", split, Split | None)):
+    for name, value, kind in (("budget", budget, Budget), ("split", split, DeltaShares | None)):
         if not isinstance(value, kind):
-            raise check.refuse(name, value, "Budget(epsilon=..., delta=...)" if name == "budget" else "a Split")
+            raise check.refuse(name, value, "Budget(epsilon=..., delta=...)" if name == "budget" else "a DeltaShares")
     return Declaration(
         Terms.of(budget, split),
         Unit.EXAMPLE if unit is None else unit,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from terrine import check
 from terrine.accounting.costs import Cost
-from terrine.accounting.filters import Split, Terms
+from terrine.accounting.filters import DeltaShares, Terms
 from terrine.errors import InvalidArgument, LedgerDamaged, TerrineError
 from terrine.events import Budget, Neighbours, Unit
 from terrine.events.codec import read_json
@@ -213,7 +213,7 @@ def _read_terms(text: str) -> Terms:
     record = read_json(text)
     terms = Terms(
         budget=Budget(**record.pop("budget")),
-        split=Split(**record.pop("split")),
+        split=DeltaShares(**record.pop("split")),
         orders=tuple(float(order) for order in record.pop("orders")),
         **record,
     )

@@ -52,7 +52,7 @@ _BEGIN = {
     ("postgresql", True): "BEGIN",
     ("postgresql", False): "BEGIN ISOLATION LEVEL REPEATABLE READ",  # all that is read is of one moment, as in SQLite
 }
-_INHERITED: list[Session] = []  # connections of a parent process: neither used nor closed here, so kept for ever
+_INHERITED: list[OpenConnection] = []  # connections of a parent process: neither used nor closed here, so kept for ever
 
 _KEY: BindParameter[str] = bindparam("key")
 
@@ -86,7 +86,7 @@ _STATEMENTS: dict[str, tuple[Any, list[str]]] = {  # what every charge runs, wit
 
 
 @dataclass(slots=True)
-class Session:
+class OpenConnection:
     """One open connection: SQLAlchemy's, and a cursor of the driver's for the statements that every charge runs."""
 
     connection: Connection
@@ -125,9 +125,9 @@ class Transaction:
 
     def __init__(self, store: Store, begin: str, pipelined: bool) -> None:
         self._store, self._begin, self._pipelined = store, begin, pipelined
-        self._session: Session | None = None
+        self._session: OpenConnection | None = None
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> OpenConnection:
         store = self._store
         try:
             self._session = session = store.take()
@@ -173,7 +173,7 @@ class Store:
         self.errors = (exc.DBAPIError, dbapi.Error)
         self._begin, self._pipelined = _BEGIN[self.dialect, True], self.dialect == "postgresql"
         self._process = os.getpid()
-        self._idle: list[Session] = []
+        self._idle: list[OpenConnection] = []
         self._sql = {name: self._compiled(*wanted) for name, wanted in _STATEMENTS.items()}
         if self._file is not None:
             self._file.find_or_create(create, self._build)
@@ -205,7 +205,7 @@ class Store:
         """A transaction to write in, for the statements that every charge runs and for no others."""
         return Transaction(self, self._begin, self._pipelined)
 
-    def take(self) -> Session:
+    def take(self) -> OpenConnection:
         """A connection that nobody else uses: one that is idle, or a new one."""
         if os.getpid() != self._process:  # a fork must neither use its parent's connections nor close them
             _INHERITED.extend(self._idle)
@@ -217,78 +217,78 @@ class Store:
                 self._file.found()
             connection = self._engine.connect()
             driver: Any = connection.connection.driver_connection
-            return Session(connection, driver.cursor(), None if self._file is None else self._file.found())
+            return OpenConnection(connection, driver.cursor(), None if self._file is None else self._file.found())
 
-    def give_back(self, session: Session) -> None:
+    def give_back(self, session: OpenConnection) -> None:
         """Keep an open connection for the next transaction."""
         self._idle.append(session)
 
-    def must_be_in_place(self, session: Session) -> None:
+    def must_be_in_place(self, session: OpenConnection) -> None:
         """Refuse to go on with files that were moved away or replaced since they were opened, or that hold code."""
         if self._file is not None:
             self._file.must_be(session.files)
             _refuse_code(session.cursor.execute(_STRANGE).fetchone())
 
-    def discard(self, session: Session | None) -> None:
+    def discard(self, session: OpenConnection | None) -> None:
         """Let go of `session` and every other connection: what failed once is not trusted again."""
         self.close()
         if session is not None:
             session.connection.invalidate()  # closed, it undoes what it had begun
 
-    def failed(self, session: Session | None, error: Exception) -> Exception:
+    def failed(self, session: OpenConnection | None, error: Exception) -> Exception:
         """`error` in one clear line, with `session` discarded."""
         self.discard(session)
         return self._explained(error)
 
-    def lock_head(self, session: Session, account: str) -> tuple[int, str]:
+    def lock_head(self, session: OpenConnection, account: str) -> tuple[int, str]:
         """The last sequence number and hash of `account`, which nobody else can move before this transaction ends."""
         found = session.cursor.execute(self._sql["locked head"], (account,)).fetchone()
         if found is None or type(found[0]) is not int or type(found[1]) is not str:
             raise LedgerDamaged(f"{self}: the account has no head row; run `terrine ledger verify`")
         return found[0], found[1]
 
-    def head(self, session: Session, account: str) -> tuple[int, str] | None:
+    def head(self, session: OpenConnection, account: str) -> tuple[int, str] | None:
         """The last sequence number and hash of `account`, or None where the row is gone."""
         found = session.cursor.execute(self._sql["head"], (account,)).fetchone()
         return None if found is None or type(found[0]) is not int or type(found[1]) is not str else tuple(found)
 
-    def row(self, session: Session, account: str, sequence: int) -> ChargeRow | None:
+    def row(self, session: OpenConnection, account: str, sequence: int) -> ChargeRow | None:
         """One charge."""
         found = session.cursor.execute(self._sql["row"], (account, sequence)).fetchone()
         return None if found is None else self._read(found)
 
-    def last_of_streams(self, session: Session, account: str, streams: Iterable[str]) -> list[ChargeRow]:
+    def last_of_streams(self, session: OpenConnection, account: str, streams: Iterable[str]) -> list[ChargeRow]:
         """The last charge on each of these partitions: one look into an index for each, however long the history."""
         sql = self._sql["last of stream"]
         found = [session.cursor.execute(sql, (account, account, stream)).fetchone() for stream in streams]
         return [self._read(row) for row in found if row is not None]
 
-    def append(self, session: Session, row: ChargeRow) -> None:
+    def append(self, session: OpenConnection, row: ChargeRow) -> None:
         """Add `row` at the end of its account."""
         session.cursor.execute(self._sql["append"], row)
         session.cursor.execute(self._sql["move head"], (row.sequence, row.hash, row.account))
 
-    def rows(self, session: Session, account: str) -> Iterator[ChargeRow]:
+    def rows(self, session: OpenConnection, account: str) -> Iterator[ChargeRow]:
         """Every charge of `account`, in order, without holding them all; of whatever types the database holds."""
         table = schema.CHARGES
         wanted = select(table).where(table.c.account == account).order_by(table.c.sequence)
         for row in session.execute(wanted, execution_options={"yield_per": 1000}):
             yield ChargeRow._make(row)
 
-    def accounts(self, session: Session, name: str | None = None) -> list[AccountRow]:
+    def accounts(self, session: OpenConnection, name: str | None = None) -> list[AccountRow]:
         """The declared accounts, in the order of their names."""
         wanted = select(schema.ACCOUNTS).order_by(schema.ACCOUNTS.c.name)
         if name is not None:
             wanted = wanted.where(schema.ACCOUNTS.c.name == name)
         return [AccountRow._make(row) for row in session.execute(wanted)]
 
-    def declare(self, session: Session, row: AccountRow) -> None:
+    def declare(self, session: OpenConnection, row: AccountRow) -> None:
         """Add an account with no charge."""
         session.execute(insert(schema.ACCOUNTS), row._asdict())
         session.execute(insert(schema.HEADS), {"account": row.account, "sequence": 0, "hash": row.hash})
         session.execute(update(schema.META).values(accounts=schema.META.c.accounts + 1))
 
-    def counted(self, session: Session) -> object:
+    def counted(self, session: OpenConnection) -> object:
         """How many accounts the ledger says it has; anything else if it does not say."""
         found = session.execute(select(schema.META.c.accounts)).scalars().all()
         return found[0] if len(found) == 1 else found

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from terrine.events import Event
 from terrine.mechanisms import grid
-from terrine.mechanisms.grid import Plan
+from terrine.mechanisms.grid import GridPlan
 from terrine.mechanisms.release import Release, stamped
 from terrine.rng import SYSTEM, Source
 
@@ -18,7 +18,7 @@ from terrine.rng import SYSTEM, Source
 class Additive(ABC):
     """Noise that does not depend on the value. A subclass is a frozen dataclass that says which noise, by `_plan`."""
 
-    _number: ClassVar[Plan]  # the plan of a single number and the event, kept for speed
+    _number: ClassVar[GridPlan]  # the plan of a single number and the event, kept for speed
     _event: ClassVar[Event]
 
     @property
@@ -27,7 +27,7 @@ class Additive(ABC):
         """What one release costs."""
 
     @abstractmethod
-    def _plan(self, size: int, whole: bool) -> Plan:
+    def _plan(self, size: int, whole: bool) -> GridPlan:
         """The noise and the grid for `size` entries, whole numbers or not."""
 
     def _keep(self) -> None:

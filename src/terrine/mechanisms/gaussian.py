@@ -22,7 +22,7 @@ from terrine import check, events
 from terrine.accounting import gaussian
 from terrine.mechanisms import grid
 from terrine.mechanisms.additive import Additive
-from terrine.mechanisms.grid import Plan
+from terrine.mechanisms.grid import GridPlan
 from terrine.mechanisms.lattice import Shape
 
 
@@ -77,7 +77,7 @@ class Gaussian(Additive):
         chosen = self._plan(check.whole("size", size), False)
         return -float(ndtri_exp(math.log(chance / (2 * size)))) * chosen.scale + chosen.step
 
-    def _plan(self, size: int, whole: bool) -> Plan:
+    def _plan(self, size: int, whole: bool) -> GridPlan:
         return grid.plan(Shape.GAUSSIAN, grid.Norm.L2, self.sensitivity, self.noise, self.grid, size, whole)
 
 

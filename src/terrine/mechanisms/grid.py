@@ -45,7 +45,7 @@ class Norm(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class GridPlan:
     """Step 2^exponent, and the noise in steps."""
 
     exponent: int
@@ -65,7 +65,7 @@ class Plan:
 @lru_cache(maxsize=1024)
 def plan(
     shape: lattice.Shape, norm: Norm, sensitivity: float, noise: float, step: float | None, size: int, whole: bool
-) -> Plan:
+) -> GridPlan:
     """Grid and noise such that scale / (sensitivity after rounding) is at least `noise`."""
     exponent = _exponent(norm, sensitivity, noise, size) if step is None else power_of_two("grid", step)
     on_grid = whole and exponent <= 0
@@ -79,7 +79,7 @@ def plan(
             f"noise of {scale:.3g} grid steps: want at most {lattice.LARGEST_SCALE:.3g}; "
             "raise epsilon, split the vector, or give a coarser grid"
         )
-    return Plan(exponent, reach, lattice.noise(shape, scale, rounded=True))
+    return GridPlan(exponent, reach, lattice.noise(shape, scale, rounded=True))
 
 
 def power_of_two(name: str, value: Any) -> int:
@@ -131,7 +131,7 @@ def checked(name: str, value: Any) -> int | float | NDArray[Any]:
     return array
 
 
-def release(plan: Plan, value: int | float | NDArray[Any], rng: Source) -> float | Floats:
+def release(plan: GridPlan, value: int | float | NDArray[Any], rng: Source) -> float | Floats:
     """A checked value, on the plan's grid, with the plan's noise."""
     if not isinstance(value, np.ndarray):
         return _add_one(value, plan.noise.draw(rng), plan.exponent)

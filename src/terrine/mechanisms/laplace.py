@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from terrine import check, events
 from terrine.mechanisms import grid
 from terrine.mechanisms.additive import Additive
-from terrine.mechanisms.grid import Plan
+from terrine.mechanisms.grid import GridPlan
 from terrine.mechanisms.lattice import Shape
 
 
@@ -54,7 +54,7 @@ class Laplace(Additive):
         chosen = self._plan(check.whole("size", size), False)
         return math.log(size / chance) * chosen.scale + chosen.step  # one step: both roundings
 
-    def _plan(self, size: int, whole: bool) -> Plan:
+    def _plan(self, size: int, whole: bool) -> GridPlan:
         noise = noise_for(self.epsilon)
         return grid.plan(Shape.LAPLACE, grid.Norm.L1, self.sensitivity, noise, self.grid, size, whole)
 

@@ -104,7 +104,7 @@ class NoisyMax:
             far = math.sqrt(2 * math.log(2 * size / chance))
         return (1 if self.noise is Noise.EXPONENTIAL else 2) * (far * plan.scale + plan.step)
 
-    def _plan(self, size: int) -> grid.Plan:
+    def _plan(self, size: int) -> grid.GridPlan:
         reach = self.sensitivity * (1 if self.monotone else 2)
         if self.delta is None:
             return _pure_plan(reach, self.epsilon)
@@ -120,7 +120,7 @@ class NoisyMax:
             )
         return _gaussian_plan(self.sensitivity, reach, self.epsilon, self.delta, size)
 
-    def _drawn(self, plan: grid.Plan, size: int, rng: Source) -> lattice.Integers:
+    def _drawn(self, plan: grid.GridPlan, size: int, rng: Source) -> lattice.Integers:
         drawn = plan.noise.sample(size, rng)
         if self.noise is Noise.EXPONENTIAL:  # the magnitude of a discrete Laplace, signs folded: geometric
             return drawn ^ (drawn >> 63)
@@ -128,21 +128,23 @@ class NoisyMax:
 
 
 @lru_cache(maxsize=1024)
-def _pure_plan(reach: float, epsilon: float) -> grid.Plan:
+def _pure_plan(reach: float, epsilon: float) -> grid.GridPlan:
     chosen = grid.plan(lattice.Shape.LAPLACE, grid.Norm.L1, reach, noise_for(epsilon), None, 1, False)
     # Each of the two scores that matter is rounded on its own, which can cost one more step.
     scale = (chosen.steps + 1) * noise_for(epsilon) * (1 + 2.0**-50)
-    return grid.Plan(chosen.exponent, chosen.steps + 1, lattice.noise(lattice.Shape.LAPLACE, scale))
+    return grid.GridPlan(chosen.exponent, chosen.steps + 1, lattice.noise(lattice.Shape.LAPLACE, scale))
 
 
 @lru_cache(maxsize=1024)
-def _gaussian_plan(sensitivity: float, reach: float, epsilon: float, delta: float, size: int) -> grid.Plan:
+def _gaussian_plan(sensitivity: float, reach: float, epsilon: float, delta: float, size: int) -> grid.GridPlan:
     by_place = reach * (1 + 2.0**-18) * gaussian.noise_for(epsilon, delta / size)  # the 2^-18 pays for the rounding
     by_vector = sensitivity * math.sqrt(size) * (1 + 2.0**-18) * gaussian.noise_for(epsilon, delta)
     scale = min(by_place, by_vector)
     exponent = math.frexp(sensitivity)[1] - 1 - 20 - math.ceil(math.log2(size) / 2)
     steps = math.ceil(math.ldexp(reach, -exponent)) + 2
-    return grid.Plan(exponent, steps, lattice.noise(lattice.Shape.GAUSSIAN, math.ldexp(scale, -exponent), rounded=True))
+    return grid.GridPlan(
+        exponent, steps, lattice.noise(lattice.Shape.GAUSSIAN, math.ldexp(scale, -exponent), rounded=True)
+    )
 
 
 def _clipped(index: int) -> int:

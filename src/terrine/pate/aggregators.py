@@ -23,7 +23,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import Composed, Event, Gaussian, Laplace, Neighbours, Repeated, Unit
 from terrine.mechanisms.lattice import Shape
 from terrine.mechanisms.lattice import noise as lattice_noise
-from terrine.pate.answering import ABSTAINED, Aggregator, Asked, Drawn, Integers
+from terrine.pate.answering import ABSTAINED, Aggregator, DrawnLabels, Integers, Questions
 from terrine.rng import Source
 
 Noise = float | Sequence[float]
@@ -56,7 +56,7 @@ class LaplaceMax(Aggregator):
             ]
         )
 
-    def _draw(self, asked: Asked) -> Drawn:
+    def _draw(self, asked: Questions) -> DrawnLabels:
         return _every_maximum(asked, self.noise, Shape.LAPLACE)
 
 
@@ -77,7 +77,7 @@ class GaussianMax(Aggregator):
         counted = queries if answers is None else answers
         return _repeated([(_maximum(one, unit), times) for one, times in _grouped(self.noise, counted)])
 
-    def _draw(self, asked: Asked) -> Drawn:
+    def _draw(self, asked: Questions) -> DrawnLabels:
         return _every_maximum(asked, self.noise, Shape.GAUSSIAN)
 
 
@@ -105,7 +105,7 @@ class ConfidentGaussianMax(Aggregator):
         counted = queries if answers is None else answers
         return _repeated([(test, queries), (_maximum(self.noise, unit), counted)])
 
-    def _draw(self, asked: Asked) -> Drawn:
+    def _draw(self, asked: Questions) -> DrawnLabels:
         passed = _passes(asked.counts.max(axis=1), self.threshold, self.test_noise, asked.rng)
         return _some_maxima(asked, passed, self.noise)
 
@@ -135,7 +135,7 @@ class InteractiveGaussianMax(Aggregator):
         same = ConfidentGaussianMax(threshold=self.threshold, test_noise=self.test_noise, noise=self.noise)
         return same.event(queries, answers, unit=unit)
 
-    def _draw(self, asked: Asked) -> Drawn:
+    def _draw(self, asked: Questions) -> DrawnLabels:
         predicted = asked.student[: asked.plan.queries]
         # Rounded to the grid by a public rule: one vote still moves it by at most 1.
         expected = np.rint(predicted * asked.votes.teachers * GRID) / GRID
@@ -143,7 +143,7 @@ class InteractiveGaussianMax(Aggregator):
         found = _some_maxima(asked, passed, self.noise)
         own = (found.labels == ABSTAINED) & (predicted.max(axis=1) > self.confidence)
         own[found.asked :] = False
-        return Drawn(np.where(own, predicted.argmax(axis=1), found.labels), found.asked, found.stopped)
+        return DrawnLabels(np.where(own, predicted.argmax(axis=1), found.labels), found.asked, found.stopped)
 
 
 def _scales(noise: Noise) -> float | tuple[float, ...]:
@@ -173,11 +173,11 @@ def _repeated(parts: list[tuple[Event, int]]) -> Event:
     return found[0] if len(found) == 1 else Composed(found)
 
 
-def _every_maximum(asked: Asked, noise: Noise, shape: Shape) -> Drawn:
-    return Drawn(_noisy_max(asked.counts, noise, shape, asked.rng), asked.plan.queries, asked.plan.reason)
+def _every_maximum(asked: Questions, noise: Noise, shape: Shape) -> DrawnLabels:
+    return DrawnLabels(_noisy_max(asked.counts, noise, shape, asked.rng), asked.plan.queries, asked.plan.reason)
 
 
-def _some_maxima(asked: Asked, passed: NDArray[np.bool_], noise: float) -> Drawn:
+def _some_maxima(asked: Questions, passed: NDArray[np.bool_], noise: float) -> DrawnLabels:
     """Labels where the test passed, up to the planned number.
 
     What comes after the last of them is not asked: where the next test would have passed is not told.
@@ -192,7 +192,7 @@ def _some_maxima(asked: Asked, passed: NDArray[np.bool_], noise: float) -> Drawn
         reason = ""  # the budget would have cut answers, but it did not come to that
     labels = np.full(plan.queries, ABSTAINED, dtype=np.int64)
     labels[chosen] = _noisy_max(asked.counts[chosen], noise, Shape.GAUSSIAN, asked.rng)
-    return Drawn(labels, number, reason)
+    return DrawnLabels(labels, number, reason)
 
 
 def _lattice(shape: Shape, scale: float, count: int, rng: Source) -> Integers:

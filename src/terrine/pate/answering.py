@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +18,7 @@ from terrine import accounting, check
 from terrine.errors import BudgetExceeded, InvalidArgument
 from terrine.events import Budget, Event, Reproducible, Unit
 from terrine.pate.votes import Votes
-from terrine.receipts import Receipt
+from terrine.receipts import Charged, Receipt
 from terrine.rng import SYSTEM, Source
 
 Integers = NDArray[np.int64]
@@ -28,15 +28,8 @@ ABSTAINED = -1
 """The label of a query that was not answered."""
 
 
-class Account(Protocol):
-    """Where costs are charged: a ledger's account, or anything with this method."""
-
-    def charge(self, event: Event, *, purpose: str, by: str) -> Any:
-        """Record the cost, or refuse it."""
-
-
 @dataclass(frozen=True)
-class Plan:
+class AnswerPlan:
     """How far an aggregator may go: at most `queries` asked and `answers` given."""
 
     queries: int
@@ -52,7 +45,7 @@ class Answers:
     event: Event
     asked: int
     """How many queries, from the first on, were put to the teachers."""
-    plan: Plan
+    plan: AnswerPlan
     """How far they might have gone: what was paid for."""
     stopped: str = ""
     """Why not all queries were asked, if so."""
@@ -64,11 +57,11 @@ class Answers:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class Questions:
     """All that a rule needs to answer what was planned and paid for."""
 
     votes: Votes
-    plan: Plan
+    plan: AnswerPlan
     student: Floats
     rng: Source
 
@@ -79,7 +72,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnLabels:
     """Labels of the first queries, and where and why the drawing stopped if that was before the plan's end."""
 
     labels: Integers
@@ -106,7 +99,7 @@ class Aggregator(ABC):
         student: ArrayLike | None = None,
         most: int | None = None,
         rng: Source = SYSTEM,
-        account: Account | None = None,
+        account: Charged | None = None,
         receipt: Receipt | None = None,
         budget: Budget | None = None,
         purpose: str = "pate: labels",
@@ -126,7 +119,7 @@ class Aggregator(ABC):
             receipt.covers(event)
         elif account is not None:
             account.charge(event, purpose=purpose, by=by or type(self).__name__)
-        drawn = self._draw(Asked(votes, plan, predicted, rng))
+        drawn = self._draw(Questions(votes, plan, predicted, rng))
         labels = np.full(len(votes), ABSTAINED, dtype=np.int64)
         labels[: len(drawn.labels)] = drawn.labels
         return Answers(labels, event, drawn.asked, plan, drawn.stopped)
@@ -140,7 +133,7 @@ class Aggregator(ABC):
             )
 
     @abstractmethod
-    def _draw(self, asked: Asked) -> Drawn:
+    def _draw(self, asked: Questions) -> DrawnLabels:
         """Answer the planned queries."""
 
     def predictions(self, student: ArrayLike | None, shape: tuple[int, ...]) -> Floats:
@@ -162,7 +155,7 @@ class Aggregator(ABC):
 
 def planned(
     rule: Aggregator, queries: int, *, unit: Unit, budget: Budget | None = None, most: int | None = None
-) -> Plan:
+) -> AnswerPlan:
     """How many of `queries` queries, and how many answers, fit `budget`; nothing here looks at a vote.
 
     Raises:
@@ -172,23 +165,23 @@ def planned(
     reason = "" if rule.tests_first or answers == queries else f"{answers} of {queries} queries were wanted"
     queries = queries if rule.tests_first else answers
     if budget is None or not queries:
-        return Plan(queries, answers, reason)
+        return AnswerPlan(queries, answers, reason)
 
     def fits(asked: int, given: int) -> bool:
         event = rule.event(asked, given, unit=unit)
         return accounting.delta(event, epsilon=budget.epsilon) <= budget.delta
 
     if fits(queries, answers):
-        return Plan(queries, answers, reason)
+        return AnswerPlan(queries, answers, reason)
     if rule.tests_first and fits(queries, 1):  # all the tests, and as many answers as are left
         answers = most_that(lambda given: fits(queries, given), answers)
-        return Plan(queries, answers, f"the budget allows {answers} answers")
+        return AnswerPlan(queries, answers, f"the budget allows {answers} answers")
     asked = most_that(lambda number: fits(number, min(number, answers)), queries)
     if not asked:
         raise BudgetExceeded(
             f"epsilon={budget.epsilon}, delta={budget.delta}: not even one query of {rule} fits; raise the noise"
         )
-    return Plan(asked, min(asked, answers), f"the budget allows {asked} of {queries} queries")
+    return AnswerPlan(asked, min(asked, answers), f"the budget allows {asked} of {queries} queries")
 
 
 def most_that(fits: Callable[[int], bool], upper: int) -> int:

@@ -27,10 +27,10 @@ from terrine.errors import InvalidArgument, WeakGuarantee
 from terrine.events import Composed, Event, Neighbours, Reproducible, is_reproducible
 from terrine.events.codec import to_dict
 from terrine.pate.aggregators import SLACK, ConfidentGaussianMax, GaussianMax, InteractiveGaussianMax, LaplaceMax
-from terrine.pate.answering import Account, Aggregator, Answers
+from terrine.pate.answering import Aggregator, Answers
 from terrine.pate.sanitised import Priced, by_noise, planned_release
 from terrine.pate.votes import Votes
-from terrine.receipts import Receipt
+from terrine.receipts import Charged, Receipt
 from terrine.rng import SYSTEM, Source
 
 Floats = NDArray[np.float64]
@@ -124,7 +124,7 @@ def bill(
     order: float | None = None,
     failure: float = 1e-3,
     rng: Source = SYSTEM,
-    account: Account | None = None,
+    account: Charged | None = None,
     receipt: Receipt | None = None,
     purpose: str = "pate: sanitised bill",
     by: str = "pate.bill",

@@ -15,11 +15,11 @@ from typing import Any
 from terrine import accounting, check, files
 from terrine.errors import InvalidArgument
 from terrine.events import Budget, Composed, Event, Reproducible, Unit
-from terrine.pate.answering import Aggregator, Plan, planned
+from terrine.pate.answering import Aggregator, AnswerPlan, planned
 from terrine.pate.data import Data, probabilities
 from terrine.pate.named import MODELS, made, methods
 from terrine.pate.partitions import Subsampled
-from terrine.pate.run import Run
+from terrine.pate.run import RunFolder
 from terrine.pate.sanitised import planned_release
 from terrine.receipts import Payment, Receipt, paid
 from terrine.rng import SYSTEM, Seeded, Source
@@ -98,7 +98,7 @@ class Job:
         return made(self.label["aggregator"], self.fields, queries=self.queries)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> AnswerPlan:
         """How many queries may be asked and answered."""
         budget = budget_of(self.label.get("budget"))
         return planned(self.rule, self.queries, unit=self.unit, budget=budget, most=self.label.get("most"))
@@ -148,7 +148,7 @@ def carry_out(
         InvalidArgument: the guarantee would mean nothing, or the folder holds a run that was charged for another event.
         BudgetExceeded: the account has not enough left; nothing was done, and nothing is left behind.
     """
-    run, event = Run(folder), job.event
+    run, event = RunFolder(folder), job.event
     _check_meaning(job, event, weak_guarantee)
     with files.unmade_if_refused(run.owner):
         if not run.owner.exists():
@@ -183,7 +183,7 @@ def _check_meaning(job: Job, event: Event, weak_guarantee: bool) -> None:
         raise InvalidArgument(f"{weakness}; want more noise, fewer queries or a smaller delta, or --weak-guarantee")
 
 
-def _buy(job: Job, run: Run, receipt: Receipt, progress: Progress | None) -> None:
+def _buy(job: Job, run: RunFolder, receipt: Receipt, progress: Progress | None) -> None:
     """Deal, train, vote and label, where that was not done."""
     if not run.has("run.json"):
         dealt = {name: value for name, value in job.split.items() if name != "test_seed"}

@@ -24,12 +24,12 @@ from terrine.pate.moves import cut, warped
 class Method(Protocol):
     """How one step learns."""
 
-    def loss(self, step: Step) -> Tensor:
+    def loss(self, step: MethodStep) -> Tensor:
         """What the step makes smaller."""
 
 
 @dataclass(frozen=True)
-class Step:
+class MethodStep:
     """What a method sees in one step."""
 
     model: nn.Module
@@ -52,7 +52,7 @@ class Supervised:
     shift: float = 2.0
     bend: float = 0.0
 
-    def loss(self, step: Step) -> Tensor:
+    def loss(self, step: MethodStep) -> Tensor:
         x = _moved(step.labelled, self.warp, self.shift, step, bend=self.bend)
         return functional.cross_entropy(step.model(x), step.labels, label_smoothing=0.05)
 
@@ -72,7 +72,7 @@ class Consistency:
     cut: float = 0.0
     trust: float = 0.3
 
-    def loss(self, step: Step) -> Tensor:
+    def loss(self, step: MethodStep) -> Tensor:
         labelled = _moved(step.labelled, 0.7, 2, step)
         weak = _moved(step.unlabelled, 0.3, 1, step)
         strong = _moved(step.unlabelled, self.warp, self.shift, step, bend=self.bend, hole=self.cut)
@@ -96,7 +96,7 @@ class VirtualAdversarial:
     probe: float = 1e-3
     weight: float = 1.0
 
-    def loss(self, step: Step) -> Tensor:
+    def loss(self, step: MethodStep) -> Tensor:
         model, x = step.model, step.unlabelled
         with torch.no_grad():
             target = functional.softmax(model(x), dim=1)
@@ -121,7 +121,7 @@ class FeatureMatching:
     width: int = 256
     rate: float = 3e-4
 
-    def loss(self, step: Step) -> Tensor:
+    def loss(self, step: MethodStep) -> Tensor:
         """Unused: a game has two losses; `train` plays it."""
         raise NotImplementedError
 
@@ -139,14 +139,14 @@ class FeatureMatching:
             nn.Unflatten(1, shape),
         )
 
-    def classify(self, step: Step, made: Tensor) -> Tensor:
+    def classify(self, step: MethodStep, made: Tensor) -> Tensor:
         """The classifier's loss: right classes, real inputs real, made ones not."""
         known = step.model(_moved(step.labelled, 0.7, 2, step))
         real, false = (torch.logsumexp(step.model(x), dim=1) for x in (step.unlabelled, made))
         doubt = -0.5 * (real - functional.softplus(real)).mean() + 0.5 * functional.softplus(false).mean()
         return functional.cross_entropy(known, step.labels) + doubt
 
-    def match(self, step: Step, made: Tensor) -> Tensor:
+    def match(self, step: MethodStep, made: Tensor) -> Tensor:
         """The generator's loss: mean features of made inputs as of real ones."""
         inner = step.model[:-1] if isinstance(step.model, nn.Sequential) else step.model
         gap = inner(step.unlabelled).mean(dim=0).detach() - inner(made).mean(dim=0)
@@ -162,7 +162,7 @@ class Game:
         self.maker = method.generator(shape)
         self.optimiser = torch.optim.Adam(self.maker.parameters(), lr=method.rate * 3, betas=(0.5, 0.999))
 
-    def play(self, step: Step) -> Tensor:
+    def play(self, step: MethodStep) -> Tensor:
         """One move of the generator; the loss for the classifier's move."""
         self.optimiser.zero_grad(set_to_none=True)
         self.method.match(step, self._made(step)).backward()
@@ -170,13 +170,13 @@ class Game:
         step.model.zero_grad(set_to_none=True)
         return self.method.classify(step, self._made(step).detach())
 
-    def _made(self, step: Step) -> Tensor:
+    def _made(self, step: MethodStep) -> Tensor:
         noise = step.generator.random((self.count, self.method.noise), dtype=np.float32)
         made: Tensor = self.maker(torch.from_numpy(noise))
         return made
 
 
-def _moved(x: Tensor, warp: float, shift: float, step: Step, *, bend: float = 0.0, hole: float = 0.0) -> Tensor:
+def _moved(x: Tensor, warp: float, shift: float, step: MethodStep, *, bend: float = 0.0, hole: float = 0.0) -> Tensor:
     if not step.images:
         return x
     size = x.shape[-1]  # a shift of two pixels is much in a small image

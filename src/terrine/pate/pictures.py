@@ -10,11 +10,11 @@ import numpy as np
 from terrine import accounting, files
 from terrine.errors import MissingExtra
 from terrine.pate.named import made
-from terrine.pate.run import Run
+from terrine.pate.run import RunFolder
 from terrine.pate.votes import Votes
 
 
-def epsilon_against_queries(run: Run, delta: float, folder: Path) -> Path:
+def epsilon_against_queries(run: RunFolder, delta: float, folder: Path) -> Path:
     """Draw the plan's certified epsilon after 1, 2, .. queries. Public."""
     record, answers = run._read("labels.json"), run.answers()
     rule = made(record["aggregator"], record["fields"], queries=len(answers.labels))

@@ -25,19 +25,19 @@ from terrine import check, files
 from terrine.errors import InvalidArgument
 from terrine.events import Budget
 from terrine.events.codec import from_dict, to_dict
-from terrine.pate.answering import Account, Answers, Plan
+from terrine.pate.answering import AnswerPlan, Answers
 from terrine.pate.billing import bill
 from terrine.pate.data import Data, probabilities
 from terrine.pate.named import builder, estimator, kind_of, made, methods
 from terrine.pate.partitions import Membership, Partition, Subsampled, split
 from terrine.pate.votes import Votes
-from terrine.receipts import Receipt
+from terrine.receipts import Charged, Receipt
 from terrine.rng import SYSTEM, Source
 
 Progress = Callable[[int, int], None]
 
 
-class Run:
+class RunFolder:
     """One run folder; `private` is for one that lies in another's private part, where nothing is handed on."""
 
     def __init__(self, folder: Path, *, private: bool = False) -> None:
@@ -142,7 +142,7 @@ class Run:
         queries: int | None = None,
         most: int | None = None,
         budget: Budget | None = None,
-        account: Account | None = None,
+        account: Charged | None = None,
         receipt: Receipt | None = None,
         purpose: str = "pate: labels",
         by: str = "",
@@ -179,7 +179,7 @@ class Run:
         delta: float,
         sanitise: bool = True,
         order: float | None = None,
-        account: Account | None = None,
+        account: Charged | None = None,
         receipt: Receipt | None = None,
         purpose: str = "pate: sanitised bill",
         by: str = "pate.bill",
@@ -253,7 +253,7 @@ class Run:
     def answers(self) -> Answers:
         """The answers on disk."""
         record = self._read("labels.json")
-        plan = Plan(*record["planned"])
+        plan = AnswerPlan(*record["planned"])
         return Answers(np.array(record["labels"]), from_dict(record["event"]), record["asked"], plan, record["stopped"])
 
     def votes(self) -> Votes:

@@ -32,7 +32,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import ApproximateDP, Budget, Event, Neighbours, PureDP, Repeated, Unit
 from terrine.mechanisms.lattice import Shape
 from terrine.mechanisms.lattice import noise as lattice_noise
-from terrine.pate.answering import ABSTAINED, Aggregator, Asked, Drawn, Integers
+from terrine.pate.answering import ABSTAINED, Aggregator, DrawnLabels, Integers, Questions
 
 
 def distances(counts: Integers, *, reach: int = 1) -> Integers:
@@ -68,7 +68,7 @@ class StableMax(Aggregator):
         del answers
         return Repeated(_stated(self.epsilon, self.delta, unit), times=queries)
 
-    def _draw(self, asked: Asked) -> Drawn:
+    def _draw(self, asked: Questions) -> DrawnLabels:
         return _where_stable(self, asked)
 
 
@@ -94,7 +94,7 @@ class SubsampleAggregate(Aggregator):
         if deal["kind"] not in ("subsampled", "disjoint"):
             raise InvalidArgument(f"votes of {deal['kind']} teachers: want Subsampled ones; draw them with it")
 
-    def _draw(self, asked: Asked) -> Drawn:
+    def _draw(self, asked: Questions) -> DrawnLabels:
         return _where_stable(StableMax(self.epsilon, self.delta), asked)
 
 
@@ -139,7 +139,7 @@ class SparseVectorMax(Aggregator):
             raise InvalidArgument(f"{queries} queries: this run was set up for {self.queries}; set it up for more")
         return _stated(self.epsilon, self.delta, unit)
 
-    def _draw(self, asked: Asked) -> Drawn:
+    def _draw(self, asked: Questions) -> DrawnLabels:
         counts, rng = asked.counts, asked.rng
         coarse, fine = (lattice_noise(Shape.LAPLACE, self.scale * factor) for factor in (1, 2))
         noisy = distances(counts) + fine.sample(len(counts), rng)
@@ -151,20 +151,20 @@ class SparseVectorMax(Aggregator):
                 continue
             failures += 1
             if failures == self.unstable:
-                return Drawn(labels, query + 1, f"{failures} queries were unstable, as many as the run allows")
+                return DrawnLabels(labels, query + 1, f"{failures} queries were unstable, as many as the run allows")
             bar = self.threshold + coarse.draw(rng)
-        return Drawn(labels, len(counts), asked.plan.reason)
+        return DrawnLabels(labels, len(counts), asked.plan.reason)
 
 
 def _stated(epsilon: float, delta: float, unit: Unit) -> Event:
     return ApproximateDP(epsilon=epsilon, delta=delta, neighbours=Neighbours.REPLACE_ONE, unit=unit)
 
 
-def _where_stable(rule: StableMax, asked: Asked) -> Drawn:
+def _where_stable(rule: StableMax, asked: Questions) -> DrawnLabels:
     reach, noise = max(1, int(asked.votes.deal["most_parts"])), lattice_noise(Shape.LAPLACE, 1 / rule.epsilon)
     noisy = distances(asked.counts, reach=reach) + noise.sample(len(asked.counts), asked.rng)
     labels = np.where(noisy >= rule.threshold, asked.counts.argmax(axis=1), ABSTAINED)
-    return Drawn(labels, asked.plan.queries, asked.plan.reason)
+    return DrawnLabels(labels, asked.plan.queries, asked.plan.reason)
 
 
 @functools.lru_cache(maxsize=256)

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from terrine import check, files
 from terrine.errors import InvalidArgument, MissingExtra
-from terrine.pate.methods import Consistency, FeatureMatching, Game, Method, Step, Supervised, VirtualAdversarial
+from terrine.pate.methods import Consistency, FeatureMatching, Game, Method, MethodStep, Supervised, VirtualAdversarial
 
 __all__ = [
     "Consistency",
@@ -98,7 +98,9 @@ def train(
             optimiser.param_groups[0]["lr"] = plan.rate * math.cos(7 / 16 * math.pi * done)
             some = torch.from_numpy(generator.choice(chosen, plan.labelled))
             rest = torch.from_numpy(generator.choice(len(inputs), plan.unlabelled))
-            step = Step(model, mean, inputs[some], targets[some], inputs[rest], generator, inputs.dim() == 4, done)
+            step = MethodStep(
+                model, mean, inputs[some], targets[some], inputs[rest], generator, inputs.dim() == 4, done
+            )
             optimiser.zero_grad(set_to_none=True)
             loss = method.loss(step) if game is None else game.play(step)
             loss.backward()

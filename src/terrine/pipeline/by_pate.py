@@ -20,7 +20,7 @@ from terrine.events import Budget, Event, Reproducible, Unit
 from terrine.pate import Answers, GaussianMax
 from terrine.pate import student as students
 from terrine.pate.data import Data
-from terrine.pate.run import Run
+from terrine.pate.run import RunFolder
 from terrine.pipeline import coins, recipes
 from terrine.pipeline.by_sgd import scores
 from terrine.pipeline.folder import Folder
@@ -128,7 +128,7 @@ def _labels(
     progress: Callable[[str], Any],
 ) -> Answers:
     """The answers; a run that was labelled before is not labelled again."""
-    run = Run(folder.owner / "pate", private=True)
+    run = RunFolder(folder.owner / "pate", private=True)
     if run.has("labels.json"):
         return run.answers()
     if not run.has("run.json"):

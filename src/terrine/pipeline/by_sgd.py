@@ -41,7 +41,7 @@ class Training:
     """One run by DP-SGD, planned."""
 
     plan: sgd.Plan
-    usual: recipes.Recipe
+    usual: recipes.Defaults
     learning_rate: float
     measured: mechanisms.Counts | None
     """What counts right answers on rows that were left out, where nothing public measures accuracy."""
@@ -141,7 +141,7 @@ def trainer(
     module: nn.Module,
     plan: sgd.Plan,
     rate: float,
-    usual: recipes.Recipe,
+    usual: recipes.Defaults,
     quiet: bool,
     device: str | None = None,
 ) -> sgd.Trainer:
@@ -216,7 +216,7 @@ def of_each(units: Units) -> str:
     return "private rows that were" if units.people is None else "one row of each of the people who were"
 
 
-def facts(plan: sgd.Plan, rate: float, usual: recipes.Recipe) -> dict[str, Any]:
+def facts(plan: sgd.Plan, rate: float, usual: recipes.Defaults) -> dict[str, Any]:
     """Public facts about the training, for the record."""
     return {
         "sampler": f"Poisson: every {plan.unit.value} falls into each lot independently",

@@ -29,7 +29,7 @@ _MANY = 10_000
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Defaults:
     """How DP-SGD trains."""
 
     lot: int
@@ -39,7 +39,7 @@ class Recipe:
     average: float = 0.9
 
 
-def recipe(settings: Settings, kind: str, examples: int) -> Recipe:
+def recipe(settings: Settings, kind: str, examples: int) -> Defaults:
     """The recipe for a kind of model and so many examples; what the settings say goes first."""
     most, epochs, clip, average = {
         "linear": (8192, 40.0, 0.5, 0.9),
@@ -47,7 +47,7 @@ def recipe(settings: Settings, kind: str, examples: int) -> Recipe:
         "whitened scatter-linear": (4096, 40.0, 0.1, 0.98 if examples >= _MANY else 0.9),
     }.get(kind, (8192, 30.0, 1.0, 0.9))
     lot = max(1, min(examples, max(examples // 2, 256), most))
-    return Recipe(
+    return Defaults(
         lot=lot if settings.lot is None else min(settings.lot, examples),
         epochs=epochs if settings.epochs is None else settings.epochs,
         clip=clip if settings.clip is None else settings.clip,
@@ -98,12 +98,12 @@ class Candidate(NamedTuple):
     lot: int
 
 
-def lots(settings: Settings, usual: Recipe) -> list[int]:
+def lots(settings: Settings, usual: Defaults) -> list[int]:
     """The lots that tuning draws from: the usual one and a quarter of it, unless given."""
     return [usual.lot] if settings.lot is not None or usual.lot < 64 else [usual.lot, usual.lot // 4]
 
 
-def candidates(settings: Settings, kind: str, usual: Recipe, *, noises: Mapping[int, float]) -> list[Candidate]:
+def candidates(settings: Settings, kind: str, usual: Defaults, *, noises: Mapping[int, float]) -> list[Candidate]:
     """The public grid that tuning draws from: around the usual learning rate and clipping bound, unless given.
 
     `noises` holds the noise that goes with each lot.

@@ -50,7 +50,7 @@ class Tuning:
     """For every lot, the plan of one of the runs."""
     count: NegativeBinomialCount
     scored: mechanisms.Counts
-    usual: recipes.Recipe
+    usual: recipes.Defaults
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ template = prompts.Template("{text}\nSentiment:", words=(" negative", " positive
 prompt = prompts.SoftPrompt.from_text(language, template, "Is the review positive or negative?")
 prompt = prompts.tune(language, prompt, texts, labels, plan)
 
-votes = prompts.vote(prompts.Local(language), template, demonstrations, deal, public_texts)
+votes = prompts.vote(prompts.LocalModel(language), template, demonstrations, deal, public_texts)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise MissingExtra("torch", extra="llm") from error
 
-from terrine.prompts.backend import Backend, Local
+from terrine.prompts.backend import Backend, LocalModel
 from terrine.prompts.language import LanguageModel
 from terrine.prompts.soft import SoftPrompt
 from terrine.prompts.student import DiscretePrompt, choose
@@ -30,7 +30,7 @@ __all__ = [
     "Demonstration",
     "DiscretePrompt",
     "LanguageModel",
-    "Local",
+    "LocalModel",
     "SoftPrompt",
     "Template",
     "choose",

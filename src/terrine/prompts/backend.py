@@ -1,6 +1,6 @@
 """Who answers: anything that gives the log-probabilities of label words after a prompt and a question.
 
-`Local` runs a model here. The keys and values of a prompt are computed once and used for all its questions; prompts
+`LocalModel` runs a model here. The keys and values of a prompt are computed once and used for all its questions; those
 asked lately stay in memory, so that a teacher that is asked again starts from its prompt's end. A model behind an API
 or a local server is another class with the same one method.
 """
@@ -32,7 +32,7 @@ class Backend(Protocol):
         ...
 
 
-class Local:
+class LocalModel:
     """A causal Hugging Face model in this process; `keep` bytes of prompts' keys and values stay in memory.
 
     `reuse=False` reads the whole prompt again with every question: slower by its length, the same answers.

@@ -24,11 +24,12 @@ from terrine.events.codec import to_dict
 from terrine.prompts.batches import Encoded, by_length, tokens_in_memory
 from terrine.prompts.language import LanguageModel
 from terrine.prompts.soft import CONTENT_FREE, SoftPrompt
+from terrine.receipts import Charged
 from terrine.sgd import Plan, validate
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Clipped, ClippingRule
-from terrine.sgd.clipping.summing import Sums
-from terrine.sgd.private import Account, start
+from terrine.sgd.clipping.summing import ClippedSums
+from terrine.sgd.private import start
 
 MEMORY = 1 << 30
 """Bytes of activations that one part of a lot may keep, about."""
@@ -45,7 +46,7 @@ def tune(
     *,
     optimizer: Callable[[Any], Optimizer] | None = None,
     learning_rate: float = 0.05,
-    account: Account | None = None,
+    account: Charged | None = None,
     checkpoint: Checkpoint | str | Path | None = None,
     memory: int = MEMORY,
     progress: Progress | None = None,
@@ -94,7 +95,7 @@ def clipped_sum(
     """The sum of the lot's clipped gradients, a few examples at a time; None for a lot without examples."""
     if not len(lot.ids):
         return None
-    sums, norms = Sums(dict(prompt.named_parameters())), torch.empty(len(lot.ids))
+    sums, norms = ClippedSums(dict(prompt.named_parameters())), torch.empty(len(lot.ids))
     for part in by_length(lot.lengths, prompt.before(language), tokens_in_memory(language, memory)):
         norms[part] = sums.add_rows(per_example_gradients(language, prompt, lot.take(part)), clip).float().cpu()
     return Clipped(sums.totals(), norms)

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from terrine.events import Event
 from terrine.queries import quantiles
-from terrine.queries.estimates import Estimate, estimated
-from terrine.queries.measurements import Measure, Measurement
-from terrine.queries.planning import Plan, certified
+from terrine.queries.estimates import NoisyColumn, estimated
+from terrine.queries.measurements import MeasureKind, Measurement
+from terrine.queries.planning import QueryPlan, certified
 from terrine.queries.question import HIGHEST, LOWEST, Kind
 from terrine.queries.running import Cell, Noisy
 from terrine.queries.scope import Sort
@@ -93,7 +93,7 @@ class Explanation:
 
 
 def answered(
-    plan: Plan, cells: Sequence[Cell], noisy: Sequence[Noisy], event: Event, extra: tuple[str, ...] = ()
+    plan: QueryPlan, cells: Sequence[Cell], noisy: Sequence[Noisy], event: Event, extra: tuple[str, ...] = ()
 ) -> Answer:
     """The table of an answer, in the order of the question."""
     found = dict(zip(plan.measurements, noisy, strict=True))
@@ -113,20 +113,20 @@ def answered(
     return Answer(pa.table(columns), event, epsilon, plan.delta, notes(plan) + extra)
 
 
-def _columns(estimate: Estimate, order: Sequence[int], shown: Any) -> tuple[pa.Array, pa.Array]:
+def _columns(estimate: NoisyColumn, order: Sequence[int], shown: Any) -> tuple[pa.Array, pa.Array]:
     values = np.clip(estimate.values[order], -_LARGEST, _LARGEST) if estimate.whole else estimate.values[order]
     hidden = ~shown[order] if len(order) else np.zeros(0, dtype=bool)
     whole = pa.array(np.rint(values).astype(np.int64) if estimate.whole else values, mask=hidden)
     return whole, pa.array(estimate.half_widths[order], mask=hidden)
 
 
-def _shown(plan: Plan, cells: int, found: Mapping[Measurement, Noisy]) -> Any:
+def _shown(plan: QueryPlan, cells: int, found: Mapping[Measurement, Noisy]) -> Any:
     if plan.min_group is None or plan.selection is not None:
         return np.ones(cells, dtype=bool)
-    return found[Measurement(Measure.PEOPLE)].values[:, 0] >= plan.min_group
+    return found[Measurement(MeasureKind.PEOPLE)].values[:, 0] >= plan.min_group
 
 
-def _order(plan: Plan, cells: Sequence[Cell]) -> list[int]:
+def _order(plan: QueryPlan, cells: Sequence[Cell]) -> list[int]:
     rows = list(range(len(cells)))
     for order in reversed(plan.question.order):
         place = next(place for place, key in enumerate(plan.keys) if key.alias == order.alias)
@@ -138,7 +138,7 @@ def _arrow(sort: Sort) -> Any:
     return {Sort.WHOLE: pa.int64(), Sort.TRUTH: pa.bool_(), Sort.DAY: pa.date32()}.get(sort, pa.string())
 
 
-def notes(plan: Plan) -> tuple[str, ...]:
+def notes(plan: QueryPlan) -> tuple[str, ...]:
     """How contributions were bounded, in words."""
     person = plan.scope.person.name
     found = [
@@ -153,7 +153,7 @@ def notes(plan: Plan) -> tuple[str, ...]:
         )
     elif plan.keys:
         found.append("all public groups are answered, empty ones with noise alone; rows of other groups are dropped")
-    if any(one.measure is Measure.PEOPLE for one in plan.measurements):
+    if any(one.measure is MeasureKind.PEOPLE for one in plan.measurements):
         found.append(
             f"one {person} counts in at most {plan.groups:,} groups, or has a weight of {plan.groups:,} / groups"
         )
@@ -174,7 +174,7 @@ def notes(plan: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
-def explained(plan: Plan) -> Explanation:
+def explained(plan: QueryPlan) -> Explanation:
     """Price, expected errors and bounds of a plan."""
     cells = plan.groups if plan.selection is not None else math.prod(len(key.values or ()) for key in plan.keys)
     other = "Gaussian" if plan.noise.name == "Laplace" else "Laplace"
@@ -190,13 +190,13 @@ def explained(plan: Plan) -> Explanation:
     )
 
 
-def _cell(plan: Plan, place: int, cells: int) -> CellError:
+def _cell(plan: QueryPlan, place: int, cells: int) -> CellError:
     """The expected error of one column: what the estimator says of empty groups, or per number of rows."""
     asked = plan.asked[place]
     needed = [
         one
         for one in plan.measurements
-        if one.column == asked.column or (one.measure is Measure.SPLIT and asked.column is None)
+        if one.column == asked.column or (one.measure is MeasureKind.SPLIT and asked.column is None)
     ]
     said = ", ".join(dict.fromkeys(one.measure.value for one in needed)) or "people"
     if asked.aggregate.kind is Kind.PEOPLE:
@@ -211,15 +211,15 @@ def _cell(plan: Plan, place: int, cells: int) -> CellError:
     return CellError(asked.aggregate.alias, said, None, note)
 
 
-def _imagined(plan: Plan, one: Measurement, cells: int, size: int) -> Noisy:
+def _imagined(plan: QueryPlan, one: Measurement, cells: int, size: int) -> Noisy:
     """A group of `size` rows spread evenly over the bounds, as if it had been measured."""
     sensitivity = one.sensitivity(plan.noise.shape, plan.rows, plan.touched(cells))
     multiplier = plan.noise.of_share(one.share).multiplier
     scale = sensitivity * multiplier * one.unit * (1 + 2.0**-12)  # more than the grid's rounding adds
     values = np.zeros((1, one.parts))
-    if one.measure in (Measure.ROWS, Measure.PRESENT, Measure.SPLIT, Measure.PEOPLE):
+    if one.measure in (MeasureKind.ROWS, MeasureKind.PRESENT, MeasureKind.SPLIT, MeasureKind.PEOPLE):
         values[0, 0] = size
-    elif one.measure is Measure.TREE:
+    elif one.measure is MeasureKind.TREE:
         values[:] = quantiles.nodes_of(np.full((1, quantiles.BINS), size / quantiles.BINS))
     return Noisy(values, scale)
 

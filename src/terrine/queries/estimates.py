@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine.queries import quantiles
-from terrine.queries.measurements import Measure, Measurement
-from terrine.queries.noise import CONFIDENCE, Noise
-from terrine.queries.planning import Asked, Plan
+from terrine.queries.measurements import MeasureKind, Measurement
+from terrine.queries.noise import CONFIDENCE, NoiseKind
+from terrine.queries.planning import AskedColumn, QueryPlan
 from terrine.queries.question import Kind
 from terrine.queries.running import Noisy
 
@@ -28,7 +28,7 @@ _CHANCE = 1 - CONFIDENCE
 
 
 @dataclass(frozen=True)
-class Estimate:
+class NoisyColumn:
     """One noisy column: its values and half-widths, one per cell."""
 
     values: Floats
@@ -36,23 +36,23 @@ class Estimate:
     whole: bool = False
 
 
-def estimated(plan: Plan, noisy: Mapping[Measurement, Noisy]) -> list[Estimate]:
+def estimated(plan: QueryPlan, noisy: Mapping[Measurement, Noisy]) -> list[NoisyColumn]:
     """A column for each aggregate that was asked."""
     return [_Reader(plan, noisy, one).estimate() for one in plan.asked]
 
 
 @dataclass(frozen=True)
 class _Reader:
-    plan: Plan
+    plan: QueryPlan
     noisy: Mapping[Measurement, Noisy]
-    asked: Asked
+    asked: AskedColumn
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> NoisyColumn:
         match self.asked.aggregate.kind:
             case Kind.COUNT:
                 return self._count()
             case Kind.PEOPLE:
-                found = self.noisy[Measurement(Measure.PEOPLE)]
+                found = self.noisy[Measurement(MeasureKind.PEOPLE)]
                 return self._single(found, whole=True)
             case Kind.SUM:
                 return self._sum()
@@ -64,58 +64,62 @@ class _Reader:
                 return self._variance()
 
     @property
-    def _noise(self) -> Noise:
+    def _noise(self) -> NoiseKind:
         return self.plan.noise
 
-    def _find(self, measure: Measure) -> Noisy | None:
+    def _find(self, measure: MeasureKind) -> Noisy | None:
         for one, found in self.noisy.items():
             same = one.column == self.asked.column and (one.bounds == self.asked.bounds or measure in _BARE)
             if one.measure is measure and same:
                 return found
         return None
 
-    def _single(self, found: Noisy, *, whole: bool = False, column: int = 0) -> Estimate:
+    def _single(self, found: Noisy, *, whole: bool = False, column: int = 0) -> NoisyColumn:
         values = found.values[:, column]
-        return Estimate(values, np.full(values.shape, self._noise.reach(found.scale) + whole * 0.5), whole)
+        return NoisyColumn(values, np.full(values.shape, self._noise.reach(found.scale) + whole * 0.5), whole)
 
-    def _count(self) -> Estimate:
+    def _count(self) -> NoisyColumn:
         if self.asked.column is not None:
             return self._single(self._present(), whole=True)
-        plain = self.noisy.get(Measurement(Measure.ROWS))
+        plain = self.noisy.get(Measurement(MeasureKind.ROWS))
         if plain is not None:
             return self._single(plain, whole=True)
-        split = next(found for one, found in self.noisy.items() if one.measure is Measure.SPLIT)
+        split = next(found for one, found in self.noisy.items() if one.measure is MeasureKind.SPLIT)
         values = split.values.sum(axis=1)
         width = self._noise.reach(split.scale, split.scale) + 0.5
-        return Estimate(values, np.full(values.shape, width), whole=True)
+        return NoisyColumn(values, np.full(values.shape, width), whole=True)
 
-    def _sum(self) -> Estimate:
-        total = self._find(Measure.TOTAL)
+    def _sum(self) -> NoisyColumn:
+        total = self._find(MeasureKind.TOTAL)
         if total is not None:
             return self._single(total)
         centred, present = self._moments()
         middle = _middle(self.asked)
         values = centred.values[:, 0] + middle * present.values[:, 0]
         width = self._noise.reach(centred.scale, middle * present.scale)
-        return Estimate(values, np.full(values.shape, width))
+        return NoisyColumn(values, np.full(values.shape, width))
 
     def _moments(self) -> tuple[Noisy, Noisy]:
-        centred = self._find(Measure.CENTRED)
+        centred = self._find(MeasureKind.CENTRED)
         assert centred is not None
         return centred, self._present()
 
     def _present(self) -> Noisy:
         """How many rows have a value; all of them where the column is complete."""
-        found = self._find(Measure.PRESENT) or self._find(Measure.SPLIT) or self.noisy.get(Measurement(Measure.ROWS))
+        found = (
+            self._find(MeasureKind.PRESENT)
+            or self._find(MeasureKind.SPLIT)
+            or self.noisy.get(Measurement(MeasureKind.ROWS))
+        )
         assert found is not None
         return found
 
-    def _mean(self) -> Estimate:
+    def _mean(self) -> NoisyColumn:
         centred, present = self._moments()
         lower, upper = self.asked.bounds
         offset, width = self._ratio(centred, present, share=2)
         values = np.clip(_middle(self.asked) + offset, lower, upper)
-        return Estimate(values, np.minimum(width, upper - lower))
+        return NoisyColumn(values, np.minimum(width, upper - lower))
 
     def _ratio(self, top: Noisy, present: Noisy, *, share: int) -> tuple[Floats, Floats]:
         """top / present and its half-width; `share` is how many noises have to keep within theirs."""
@@ -128,9 +132,9 @@ class _Reader:
             width = (reach_top + np.abs(ratio) * reach_count) / np.where(least > 0, least, 0.0)
         return ratio, width
 
-    def _variance(self) -> Estimate:
+    def _variance(self) -> NoisyColumn:
         centred, present = self._moments()
-        squares = self._find(Measure.SQUARES)
+        squares = self._find(MeasureKind.SQUARES)
         assert squares is not None
         half = (self.asked.bounds[1] - self.asked.bounds[0]) / 2
         first, first_width = self._ratio(centred, present, share=3)
@@ -146,13 +150,13 @@ class _Reader:
             values, widths = values * count / (count - 1), widths * count / (count - 1)
         if kind in (Kind.DEVIATION, Kind.DEVIATION_POPULATION):
             return _root(values, widths)
-        return Estimate(values, widths)
+        return NoisyColumn(values, widths)
 
-    def _quantile(self) -> Estimate:
+    def _quantile(self) -> NoisyColumn:
         found = next(
             (one, noisy)
             for one, noisy in self.noisy.items()
-            if one.measure is Measure.TREE and one.column == self.asked.column and one.bounds == self.asked.bounds
+            if one.measure is MeasureKind.TREE and one.column == self.asked.column and one.bounds == self.asked.bounds
         )
         measurement, tree = found
         ranks = quantiles.ranks_of(tree.values)
@@ -164,18 +168,18 @@ class _Reader:
             for one in ranks
         ]
         values = np.clip(np.array([value for value, _ in read]), lower, upper)
-        return Estimate(values, np.minimum(np.array([width for _, width in read]), upper - lower))
+        return NoisyColumn(values, np.minimum(np.array([width for _, width in read]), upper - lower))
 
 
-_BARE = {Measure.PRESENT, Measure.SPLIT}
+_BARE = {MeasureKind.PRESENT, MeasureKind.SPLIT}
 
 
-def _middle(asked: Asked) -> float:
+def _middle(asked: AskedColumn) -> float:
     return asked.bounds[0] + (asked.bounds[1] - asked.bounds[0]) / 2
 
 
-def _root(values: Floats, widths: Floats) -> Estimate:
+def _root(values: Floats, widths: Floats) -> NoisyColumn:
     roots = np.sqrt(values)
     above = np.sqrt(values + widths) - roots
     below = roots - np.sqrt(np.maximum(values - widths, 0.0))
-    return Estimate(roots, np.maximum(above, below))
+    return NoisyColumn(roots, np.maximum(above, below))

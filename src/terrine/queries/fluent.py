@@ -15,7 +15,7 @@ from terrine.errors import InvalidArgument
 from terrine.queries import parsing
 from terrine.queries.answers import Answer, Explanation, explained
 from terrine.queries.planning import Options
-from terrine.queries.question import HIGHEST, LOWEST, Aggregate, AllOf, Join, Key, Kind, Name, Predicate, Question
+from terrine.queries.question import HIGHEST, LOWEST, Aggregate, AllOf, AskedKey, Join, Kind, Name, Predicate, Question
 
 if TYPE_CHECKING:
     from terrine.queries.session import Session
@@ -29,7 +29,7 @@ class TableQuestion:
     table: str
     joins: tuple[Join, ...] = ()
     conditions: tuple[Predicate, ...] = ()
-    keys: tuple[Key, ...] = ()
+    keys: tuple[AskedKey, ...] = ()
     aggregates: tuple[Aggregate, ...] = ()
     given: dict[str, dict[str, Any]] = field(default_factory=lambda: {"bounds": {}, "keys": {}, "bins": {}})
     smallest: int | None = None
@@ -47,7 +47,7 @@ class TableQuestion:
     def group_by(self, column: str, *, keys: Any = None, bins: Sequence[float] | None = None) -> TableQuestion:
         """Group by a column: `keys` are its public values or "private"; `bins` the public edges of a histogram."""
         given = self._with("keys", column, keys)._with("bins", column, bins)
-        return dataclasses.replace(given, keys=(*self.keys, Key(_name(column), column)))
+        return dataclasses.replace(given, keys=(*self.keys, AskedKey(_name(column), column)))
 
     def count(self, alias: str = "count", *, column: str | None = None) -> TableQuestion:
         """How many rows; with `column`, how many have a value in it."""

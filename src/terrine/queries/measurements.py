@@ -32,7 +32,7 @@ from terrine.mechanisms.lattice import Shape
 from terrine.queries import quantiles, rows
 from terrine.queries.bounding import UNIT
 from terrine.queries.question import Kind
-from terrine.queries.rows import Grid
+from terrine.queries.rows import ValueGrid
 from terrine.queries.scope import Column
 
 _MEANS = {
@@ -44,7 +44,7 @@ _MEANS = {
 }
 
 
-class Measure(enum.Enum):
+class MeasureKind(enum.Enum):
     """What is summed per group."""
 
     ROWS = "rows"
@@ -61,7 +61,7 @@ class Measure(enum.Enum):
 class Measurement:
     """One vector of whole numbers, a few per group, that gets noise once. `grid` is that of the value."""
 
-    measure: Measure
+    measure: MeasureKind
     column: Column | None = None
     bounds: tuple[float, float] = (0.0, 1.0)
     share: float = field(default=1.0, compare=False)
@@ -70,18 +70,18 @@ class Measurement:
     @property
     def parts(self) -> int:
         """How many numbers per group."""
-        many: dict[Measure, int] = {Measure.SPLIT: 2, Measure.TREE: quantiles.NODES}
+        many: dict[MeasureKind, int] = {MeasureKind.SPLIT: 2, MeasureKind.TREE: quantiles.NODES}
         return many.get(self.measure, 1)
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> ValueGrid:
         """Of the value that is summed; for squares, of the squared distance less its middle."""
-        if self.measure is Measure.TOTAL:
-            return Grid.of(*self.bounds)
+        if self.measure is MeasureKind.TOTAL:
+            return ValueGrid.of(*self.bounds)
         half = (self.bounds[1] - self.bounds[0]) / 2 * (1 + 2.0**-50)
-        if self.measure is Measure.SQUARES:
-            return Grid.of(-half * half / 2, half * half / 2)
-        return Grid.of(-half, half)
+        if self.measure is MeasureKind.SQUARES:
+            return ValueGrid.of(-half * half / 2, half * half / 2)
+        return ValueGrid.of(-half, half)
 
     @property
     def middle(self) -> float:
@@ -90,30 +90,30 @@ class Measurement:
     @property
     def unit(self) -> float:
         """What one whole number of this measurement stands for."""
-        summed = self.measure in (Measure.TOTAL, Measure.CENTRED, Measure.SQUARES)
+        summed = self.measure in (MeasureKind.TOTAL, MeasureKind.CENTRED, MeasureKind.SQUARES)
         return (self.grid.step if summed else 1.0) / UNIT
 
     def sensitivity(self, shape: Shape, most: int, groups: int) -> float:
         """How far one person moves the whole vector: l1 for Laplace, l2 for Gaussian noise."""
-        if self.measure is Measure.PEOPLE:
+        if self.measure is MeasureKind.PEOPLE:
             return float(groups * UNIT) if shape is Shape.LAPLACE else _root(groups) * UNIT
-        if self.measure is Measure.TREE:
+        if self.measure is MeasureKind.TREE:
             levels = quantiles.LEVELS if shape is Shape.LAPLACE else _root(quantiles.LEVELS)
             return levels * most * UNIT
-        if self.measure in (Measure.TOTAL, Measure.CENTRED, Measure.SQUARES):
+        if self.measure in (MeasureKind.TOTAL, MeasureKind.CENTRED, MeasureKind.SQUARES):
             return _up(most * UNIT * self.grid.reach)
         return float(most * UNIT)
 
     def columns(self, table: Any) -> list[Any]:
         """What to sum, for rows that carry their weight; not for people and trees."""
         weight = table["weight"]
-        if self.measure is Measure.ROWS:
+        if self.measure is MeasureKind.ROWS:
             return [weight]
         assert self.column is not None
         missing = present(table, self.column).isnull()
-        if self.measure is Measure.PRESENT:
+        if self.measure is MeasureKind.PRESENT:
             return [ibis.ifelse(missing, 0, weight)]
-        if self.measure is Measure.SPLIT:
+        if self.measure is MeasureKind.SPLIT:
             return [ibis.ifelse(missing, 0, weight), ibis.ifelse(missing, weight, 0)]
         return [(self.steps(table) * weight).fill_null(0)]
 
@@ -121,12 +121,12 @@ class Measurement:
         """The value in steps of its grid; NULL where there is none."""
         assert self.column is not None
         value = rows.number(table, self.column)
-        if self.measure is Measure.TOTAL:
+        if self.measure is MeasureKind.TOTAL:
             return self.grid.steps_of(value)
         lower, upper = self.bounds
         clamped = ibis.cases((value >= upper, upper), (value <= lower, lower), else_=value)
         distance = clamped - self.middle
-        if self.measure is Measure.SQUARES:
+        if self.measure is MeasureKind.SQUARES:
             tiny = ibis.ifelse(distance.abs() < (upper - lower) * 2.0**-60, 0.0, distance)  # its square is no number
             half = (upper - lower) / 2
             return self.grid.steps_of(tiny * tiny - half * half / 2)
@@ -154,18 +154,18 @@ def measured(asked: Sequence[tuple[Kind, Column | None, tuple[float, float]]], *
             values[column, bounds].add(kind)
     for (column, bounds), kinds in values.items():
         for one in _of_value(kinds):
-            if one is Measure.PRESENT and column.complete:
-                found[Measurement(Measure.ROWS)] = None
+            if one is MeasureKind.PRESENT and column.complete:
+                found[Measurement(MeasureKind.ROWS)] = None
             else:
                 found[Measurement(one, column, bounds if one not in _BARE else (0.0, 1.0))] = None
     if any(kind is Kind.COUNT and column is None for kind, column, _ in asked):
         _count_rows(found)
     if people or any(kind is Kind.PEOPLE for kind, _, _ in asked):
-        found[Measurement(Measure.PEOPLE)] = None
+        found[Measurement(MeasureKind.PEOPLE)] = None
     return list(found)
 
 
-_BARE = {Measure.PRESENT, Measure.SPLIT}
+_BARE = {MeasureKind.PRESENT, MeasureKind.SPLIT}
 _COUNTED, _SPLIT = 2.5, 1 + math.sqrt(2)
 """Shares of a count that is asked for and divides means, too. A split's two noises add up in COUNT(*): beside one other
 measurement its share makes it as near as a count that is measured alone with half of the budget."""
@@ -173,28 +173,28 @@ measurement its share makes it as near as a count that is measured alone with ha
 
 def _count_rows(found: dict[Measurement, None]) -> None:
     """Make COUNT(*) follow from what is counted anyway, or count it."""
-    means = any(one.measure is Measure.CENTRED for one in found)
-    present = next((one for one in found if one.measure is Measure.PRESENT), None)
-    if Measurement(Measure.ROWS) in found or present is None:
-        found.pop(Measurement(Measure.ROWS), None)
-        found[Measurement(Measure.ROWS, share=_COUNTED if means else 1.0)] = None
+    means = any(one.measure is MeasureKind.CENTRED for one in found)
+    present = next((one for one in found if one.measure is MeasureKind.PRESENT), None)
+    if Measurement(MeasureKind.ROWS) in found or present is None:
+        found.pop(Measurement(MeasureKind.ROWS), None)
+        found[Measurement(MeasureKind.ROWS, share=_COUNTED if means else 1.0)] = None
     else:
         del found[present]
-        found[Measurement(Measure.SPLIT, present.column, share=_SPLIT)] = None
+        found[Measurement(MeasureKind.SPLIT, present.column, share=_SPLIT)] = None
 
 
-def _of_value(kinds: set[Kind]) -> list[Measure]:
+def _of_value(kinds: set[Kind]) -> list[MeasureKind]:
     found = []
     if kinds & _MEANS or Kind.COUNT in kinds:
-        found.append(Measure.PRESENT)
+        found.append(MeasureKind.PRESENT)
     if kinds & _MEANS:
-        found.append(Measure.CENTRED)
+        found.append(MeasureKind.CENTRED)
     if kinds & (_MEANS - {Kind.MEAN}):
-        found.append(Measure.SQUARES)
+        found.append(MeasureKind.SQUARES)
     if Kind.SUM in kinds and not kinds & _MEANS:
-        found.append(Measure.TOTAL)
+        found.append(MeasureKind.TOTAL)
     if Kind.QUANTILE in kinds:
-        found.append(Measure.TREE)
+        found.append(MeasureKind.TREE)
     return found
 
 

@@ -13,7 +13,7 @@ import ibis
 import numpy as np
 import pyarrow as pa
 
-from terrine.queries.planning import Plan
+from terrine.queries.planning import QueryPlan
 from terrine.queries.scope import Column, Sort
 
 ROWS = 2_000
@@ -21,7 +21,7 @@ _PEOPLE = 500
 _WORDS = ("alpha", "beta", "gamma", "delta")
 
 
-def made_up(plan: Plan) -> tuple[Any, list[Any]]:
+def made_up(plan: QueryPlan) -> tuple[Any, list[Any]]:
     """A DuckDB of its own with a made-up table for each table of the plan, and those tables."""
     connection = duckdb.connect()
     for number in range(len(plan.scope.sources)):
@@ -33,7 +33,7 @@ def made_up(plan: Plan) -> tuple[Any, list[Any]]:
     return backend, [backend.table(f"mock_{number}") for number in range(len(plan.scope.sources))]
 
 
-def _column(plan: Plan, column: Column, generator: np.random.Generator) -> pa.Array:
+def _column(plan: QueryPlan, column: Column, generator: np.random.Generator) -> pa.Array:
     key = next((one for one in plan.keys if one.column.place == column.place), None)
     if key is not None and key.values and not key.edges:
         return pa.array([key.values[place] for place in generator.integers(len(key.values), size=ROWS)])
@@ -55,14 +55,14 @@ def _column(plan: Plan, column: Column, generator: np.random.Generator) -> pa.Ar
             return pa.array([_text(plan, column, int(one), generator) for one in numbers])
 
 
-def _text(plan: Plan, column: Column, number: int, generator: np.random.Generator) -> str:
+def _text(plan: QueryPlan, column: Column, number: int, generator: np.random.Generator) -> str:
     if column.person:
         return f"person {number}"
     bounded = any(one.column is not None and one.column.place == column.place for one in plan.asked)
     return str(generator.uniform(*_bounds(plan, column))) if bounded else _WORDS[number]
 
 
-def _bounds(plan: Plan, column: Column) -> tuple[float, float]:
+def _bounds(plan: QueryPlan, column: Column) -> tuple[float, float]:
     for one in plan.asked:
         if one.column is not None and one.column.place == column.place:
             return max(one.bounds[0], -(2.0**52)), min(one.bounds[1], 2.0**52)

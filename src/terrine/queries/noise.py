@@ -36,7 +36,7 @@ _SLACK = 1 - 2.0**-40
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseKind:
     """The noise of a measurement: `multiplier` is scale / sensitivity."""
 
     shape: Shape
@@ -52,7 +52,7 @@ class Noise:
     def name(self) -> str:
         return "Laplace" if self.shape is Shape.LAPLACE else "Gaussian"
 
-    def plan(self, sensitivity: float, size: int, step: float | None = None) -> grid.Plan:
+    def plan(self, sensitivity: float, size: int, step: float | None = None) -> grid.GridPlan:
         """The grid and the integer noise for `size` whole numbers."""
         norm = grid.Norm.L1 if self.shape is Shape.LAPLACE else grid.Norm.L2
         return grid.plan(self.shape, norm, float(sensitivity), self.multiplier, step, size, True)
@@ -82,19 +82,19 @@ class Noise:
             return _two_laplaces(used[0], used[1], chance)
         return sum(-math.log(chance / len(used)) * one for one in used)
 
-    def of_share(self, share: float) -> Noise:
+    def of_share(self, share: float) -> NoiseKind:
         """The noise of a measurement with another share of the budget than 1."""
         if share == 1:
             return self
-        return Noise(self.shape, self.multiplier / (share if self.shape is Shape.LAPLACE else math.sqrt(share)))
+        return NoiseKind(self.shape, self.multiplier / (share if self.shape is Shape.LAPLACE else math.sqrt(share)))
 
 
-def shared(shape: Shape, shares: float, epsilon: float, delta: float) -> Noise:
+def shared(shape: Shape, shares: float, epsilon: float, delta: float) -> NoiseKind:
     """The least noise of share 1 with which `shares` of them keep (epsilon, delta)."""
     if shape is Shape.LAPLACE:
-        return Noise(shape, math.nextafter(shares / (epsilon * _SLACK), math.inf))
+        return NoiseKind(shape, math.nextafter(shares / (epsilon * _SLACK), math.inf))
     one = gaussian.noise_for(epsilon * _SLACK, delta * _SLACK)
-    return Noise(shape, math.nextafter(one * math.sqrt(shares), math.inf) * (1 + 2.0**-40))
+    return NoiseKind(shape, math.nextafter(one * math.sqrt(shares), math.inf) * (1 + 2.0**-40))
 
 
 def laplace_tail(scale: float, at_least: int) -> float:

@@ -18,7 +18,7 @@ from sqlglot.tokens import TokenType
 from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.queries.clauses import identifier, name_of, only, order_of, predicate_of, refused, source_of
-from terrine.queries.question import HIGHEST, LOWEST, Aggregate, Join, Key, Kind, Name, Predicate, Question
+from terrine.queries.question import HIGHEST, LOWEST, Aggregate, AskedKey, Join, Kind, Name, Predicate, Question
 
 LONGEST = 10_000
 DEEPEST = 40
@@ -158,9 +158,9 @@ def _grouped(group: exp.Expr | None) -> list[exp.Expr]:
 
 def _selected(
     items: list[exp.Expr], grouped: list[exp.Expr]
-) -> tuple[tuple[Key, ...], tuple[Aggregate, ...], tuple[str, ...]]:
+) -> tuple[tuple[AskedKey, ...], tuple[Aggregate, ...], tuple[str, ...]]:
     by = [name_of(one) for one in grouped]
-    keys: list[Key] = []
+    keys: list[AskedKey] = []
     aggregates: list[Aggregate] = []
     columns: list[str] = []
     for item in items:
@@ -185,13 +185,13 @@ def _selected(
     return tuple(keys), tuple(aggregates), tuple(columns)
 
 
-def _key(column: exp.Expr, alias: str, grouped: list[Name]) -> Key:
+def _key(column: exp.Expr, alias: str, grouped: list[Name]) -> AskedKey:
     if isinstance(column.this, exp.Star):
         raise refused("SELECT *", "name group keys and aggregates")
     name = name_of(column)
     if not any(_same(name, other) for other in grouped):
         raise refused(f"{name}, a bare column,", f"GROUP BY it, or aggregate it: want one of {_KNOWN}")
-    return Key(name, alias or name.column)
+    return AskedKey(name, alias or name.column)
 
 
 def _same(one: Name, two: Name) -> bool:

@@ -30,7 +30,7 @@ from terrine.queries import groups
 from terrine.queries.declared import MOST_ROWS
 from terrine.queries.groups import GroupKey
 from terrine.queries.measurements import Measurement, measured
-from terrine.queries.noise import Noise, shared
+from terrine.queries.noise import NoiseKind, shared
 from terrine.queries.question import NEEDS_BOUNDS, Aggregate, Kind, Question, names_in
 from terrine.queries.rows import checked_bounds, condition, joined, number
 from terrine.queries.scope import Column, Scope, Sort
@@ -42,7 +42,7 @@ _MIXED = 1 - 5e-5
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedColumn:
     """An aggregate with its column and bounds resolved."""
 
     aggregate: Aggregate
@@ -51,7 +51,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Selection:
+class KeySelection:
     """How group keys are selected: a group is shown if its noisy number of people is at least `threshold`."""
 
     groups: int
@@ -60,16 +60,16 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Plan:
+class QueryPlan:
     """All that is public about one answer; nothing in it comes from rows."""
 
     question: Question
     scope: Scope
     keys: tuple[GroupKey, ...]
-    asked: tuple[Asked, ...]
+    asked: tuple[AskedColumn, ...]
     measurements: tuple[Measurement, ...]
-    noise: Noise
-    selection: Selection | None
+    noise: NoiseKind
+    selection: KeySelection | None
     min_group: int | None
     rows: int
     groups: int
@@ -100,7 +100,7 @@ class Options:
     min_group: int | None = None
 
 
-def planned(question: Question, scope: Scope, options: Options, *, usual_delta: float) -> Plan:
+def planned(question: Question, scope: Scope, options: Options, *, usual_delta: float) -> QueryPlan:
     """The plan that answers `question` within the budget, with the smaller error of Laplace and Gaussian noise.
 
     Raises:
@@ -114,13 +114,13 @@ def planned(question: Question, scope: Scope, options: Options, *, usual_delta: 
     people = options.min_group is not None and not hidden
     found = [(one.aggregate.kind, one.column, one.bounds) for one in asked]
     measurements = tuple(measured(found, people=people))
-    plan = Plan(
+    plan = QueryPlan(
         question=question,
         scope=scope,
         keys=keys,
         asked=asked,
         measurements=measurements,
-        noise=Noise(Shape.LAPLACE, 1.0),
+        noise=NoiseKind(Shape.LAPLACE, 1.0),
         selection=None,
         min_group=None if options.min_group is None else check.whole("min_group", options.min_group),
         rows=scope.rows,
@@ -154,7 +154,7 @@ class _Budget:
         return cls(epsilon, delta, usual)
 
 
-def _asked(aggregate: Aggregate, scope: Scope, bounds: Mapping[str, Any]) -> Asked:
+def _asked(aggregate: Aggregate, scope: Scope, bounds: Mapping[str, Any]) -> AskedColumn:
     if aggregate.kind is Kind.PEOPLE:
         assert aggregate.column is not None
         if not scope.is_person(aggregate.column):
@@ -163,9 +163,9 @@ def _asked(aggregate: Aggregate, scope: Scope, bounds: Mapping[str, Any]) -> Ask
                 f"want COUNT(DISTINCT {scope.person.name})"
             )
         scope.counts_everybody(aggregate.column)
-        return Asked(aggregate, None, (0.0, 1.0))
+        return AskedColumn(aggregate, None, (0.0, 1.0))
     if aggregate.column is None:
-        return Asked(aggregate, None, (0.0, 1.0))
+        return AskedColumn(aggregate, None, (0.0, 1.0))
     column = scope.column(aggregate.column, wanted=f" in {aggregate.kind.value}")
     given = _bounds_of(column, aggregate, bounds)
     if given is None:
@@ -174,10 +174,10 @@ def _asked(aggregate: Aggregate, scope: Scope, bounds: Mapping[str, Any]) -> Ask
                 f"{aggregate.kind.value}({column}): no bounds; want bounds={{{column.name!r}: (lower, upper)}}, "
                 "known without a look at the data"
             )
-        return Asked(aggregate, column, (0.0, 1.0))
+        return AskedColumn(aggregate, column, (0.0, 1.0))
     if column.sort is Sort.TEXT:
         column = dataclasses.replace(column, sort=Sort.NUMBER)
-    return Asked(aggregate, column, checked_bounds(column.name, given))
+    return AskedColumn(aggregate, column, checked_bounds(column.name, given))
 
 
 def _bounds_of(column: Column, aggregate: Aggregate, bounds: Mapping[str, Any]) -> Any:
@@ -195,7 +195,7 @@ def _no_strangers(what: str, given: Mapping[str, Any], known: Sequence[str], que
         raise InvalidArgument(f"{what}[{check.shown(strange[0])}]: no aggregate uses it; want its column's name")
 
 
-def _fits(plan: Plan) -> None:
+def _fits(plan: QueryPlan) -> None:
     if any(key.values is None for key in plan.keys):
         return
     cells = math.prod(len(key.values or ()) for key in plan.keys)
@@ -206,7 +206,7 @@ def _fits(plan: Plan) -> None:
         raise InvalidArgument(f"quantiles in {cells:,} groups: {numbers:,} numbers; want fewer groups")
 
 
-def _compiles(plan: Plan) -> None:
+def _compiles(plan: QueryPlan) -> None:
     """Build every row expression once, on empty tables: what cannot be built is refused before anything is charged."""
     import ibis
 
@@ -229,7 +229,7 @@ def _compiles(plan: Plan) -> None:
             raise InvalidArgument(f"column {one.column}: holds {one.column.kind}; want a plain type: cast it in a view")
 
 
-def _priced(plan: Plan, budget: _Budget) -> Plan:
+def _priced(plan: QueryPlan, budget: _Budget) -> QueryPlan:
     hidden = any(key.values is None for key in plan.keys)
     delta = budget.delta or (budget.usual if hidden else 0.0)
     if hidden and not delta:
@@ -250,15 +250,15 @@ def _priced(plan: Plan, budget: _Budget) -> Plan:
     return dataclasses.replace(plan, noise=chosen, selection=selection, event=event, delta=spent)
 
 
-def _confirmed(noise: Noise, shares: Sequence[float], delta: float, epsilon: float) -> Noise:
+def _confirmed(noise: NoiseKind, shares: Sequence[float], delta: float, epsilon: float) -> NoiseKind:
     """`noise`, made larger by billionths until the accountant, too, finds all parts within epsilon at delta."""
     step = 1e-9
     while certified(_event(noise, shares, 0.0), delta) > epsilon:
-        noise, step = Noise(noise.shape, noise.multiplier * (1 + step)), 4 * step
+        noise, step = NoiseKind(noise.shape, noise.multiplier * (1 + step)), 4 * step
     return noise
 
 
-def _error(plan: Plan, noise: Noise) -> float:
+def _error(plan: QueryPlan, noise: NoiseKind) -> float:
     """The sum of the logarithms of every measurement's half-width: which noise is smaller for the whole question."""
     cells = 1 if not plan.keys else math.prod(len(key.values or (0,)) for key in plan.keys)
     groups = plan.groups if any(key.values is None for key in plan.keys) else plan.touched(cells)
@@ -269,7 +269,7 @@ def _error(plan: Plan, noise: Noise) -> float:
     return sum(math.log(noise.reach(scale)) for scale in scales)
 
 
-def _selection(plan: Plan, noise: Noise, delta: float) -> Selection:
+def _selection(plan: QueryPlan, noise: NoiseKind, delta: float) -> KeySelection:
     votes = plan.scope.votes
     scale = selection_noise(noise, votes).scale
     share = delta / votes
@@ -278,16 +278,16 @@ def _selection(plan: Plan, noise: Noise, delta: float) -> Selection:
     else:
         distance = -float(ndtri_exp(math.log(share))) * scale
     threshold = 1 + max(1, math.ceil((0.5 + distance) * (1 + 1e-9)))
-    return Selection(votes, max(threshold, plan.min_group or 0), delta)
+    return KeySelection(votes, max(threshold, plan.min_group or 0), delta)
 
 
-def selection_noise(noise: Noise, most: int) -> Any:
+def selection_noise(noise: NoiseKind, most: int) -> Any:
     """The noise on numbers of people, of whom each is in at most `most` groups; the number of groups has no part."""
     sensitivity = most if noise.shape is Shape.LAPLACE else math.nextafter(math.sqrt(most), math.inf)
     return noise.plan(sensitivity, 2, step=1.0)
 
 
-def _event(noise: Noise, shares: Sequence[float], failing: float) -> Event:
+def _event(noise: NoiseKind, shares: Sequence[float], failing: float) -> Event:
     each: list[Event] = []
     for share, times in collections.Counter(shares).items():
         one = noise.of_share(share).event

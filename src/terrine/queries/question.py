@@ -139,7 +139,7 @@ class Aggregate:
 
 
 @dataclass(frozen=True)
-class Key:
+class AskedKey:
     """One column to group by, and what the answer calls it."""
 
     column: Name
@@ -172,7 +172,7 @@ class Question:
     table: str
     alias: str
     aggregates: tuple[Aggregate, ...]
-    keys: tuple[Key, ...] = ()
+    keys: tuple[AskedKey, ...] = ()
     joins: tuple[Join, ...] = ()
     where: Predicate | None = None
     order: tuple[Order, ...] = ()

@@ -44,7 +44,7 @@ _ORDERED = {Comparison.LESS, Comparison.AT_MOST, Comparison.MORE, Comparison.AT_
 
 
 @dataclass(frozen=True)
-class Grid:
+class ValueGrid:
     """Bounds of a value and the step it is rounded to, 2^exponent."""
 
     lower: float
@@ -52,7 +52,7 @@ class Grid:
     exponent: int
 
     @classmethod
-    def of(cls, lower: float, upper: float) -> Grid:
+    def of(cls, lower: float, upper: float) -> ValueGrid:
         """The finest grid on which both bounds are at most 2^32 steps from 0."""
         largest = max(abs(lower), abs(upper))
         return cls(lower, upper, math.frexp(largest)[1] - DETAIL)

@@ -16,8 +16,8 @@ from terrine.mechanisms import grid
 from terrine.queries import bounding, quantiles
 from terrine.queries.bounding import PERSON
 from terrine.queries.engines import Engine
-from terrine.queries.measurements import Measure, Measurement, present
-from terrine.queries.planning import Plan, selection_noise
+from terrine.queries.measurements import MeasureKind, Measurement, present
+from terrine.queries.planning import QueryPlan, selection_noise
 from terrine.queries.rows import condition, joined
 from terrine.queries.scope import Sort
 from terrine.rng import SYSTEM, Source
@@ -36,7 +36,7 @@ class Noisy:
     scale: float
 
 
-def bounded_rows(plan: Plan, tables: Sequence[Any], *, cells: Sequence[Cell] | None = None) -> Any:
+def bounded_rows(plan: QueryPlan, tables: Sequence[Any], *, cells: Sequence[Cell] | None = None) -> Any:
     """Rows that count: joined, of a known person, kept by WHERE and in a group; keys are k0, k1, ...
 
     `cells` are the groups that were selected; None takes the public lists.
@@ -61,7 +61,7 @@ def bounded_rows(plan: Plan, tables: Sequence[Any], *, cells: Sequence[Cell] | N
     return rows.filter(*kept)
 
 
-def selected(plan: Plan, engine: Engine, tables: Sequence[Any], rng: Source) -> list[Cell]:
+def selected(plan: QueryPlan, engine: Engine, tables: Sequence[Any], rng: Source) -> list[Cell]:
     """The groups that are shown: the public ones, or those whose noisy number of people passes the threshold."""
     if plan.selection is None:
         return plan.cells()
@@ -78,7 +78,7 @@ def selected(plan: Plan, engine: Engine, tables: Sequence[Any], rng: Source) -> 
     return sorted({tuple(column[place] for column in columns) for place in passed})
 
 
-def rehearse(plan: Plan, engine: Engine, tables: Sequence[Any]) -> None:
+def rehearse(plan: QueryPlan, engine: Engine, tables: Sequence[Any]) -> None:
     """Build and compile every expression and every noise, on no rows: what cannot be answered is not charged.
 
     Raises:
@@ -98,7 +98,7 @@ def rehearse(plan: Plan, engine: Engine, tables: Sequence[Any]) -> None:
         plan.noise.of_share(one.share).plan(sensitivity, len(cells) * one.parts)
 
 
-def measure(plan: Plan, engine: Engine, tables: Sequence[Any], cells: Sequence[Cell], rng: Source) -> list[Noisy]:
+def measure(plan: QueryPlan, engine: Engine, tables: Sequence[Any], cells: Sequence[Cell], rng: Source) -> list[Noisy]:
     """Every measurement of the plan, noisy, for `cells`."""
     if not cells:
         return [Noisy(np.zeros((0, one.parts)), 0.0) for one in plan.measurements]
@@ -107,7 +107,7 @@ def measure(plan: Plan, engine: Engine, tables: Sequence[Any], cells: Sequence[C
 
 
 def exact_sums(
-    plan: Plan, engine: Engine, tables: Sequence[Any], cells: Sequence[Cell]
+    plan: QueryPlan, engine: Engine, tables: Sequence[Any], cells: Sequence[Cell]
 ) -> dict[Measurement, NDArray[Any]]:
     """The bounded sums of every measurement, shape (cells, parts), without noise: private."""
     rows = bounded_rows(plan, tables, cells=cells)
@@ -116,17 +116,17 @@ def exact_sums(
     found = {one: np.zeros((len(cells), one.parts), dtype=object) for one in plan.measurements}
     _fill_sums(plan, engine, weighted, index, found)
     for one in plan.measurements:
-        if one.measure is Measure.PEOPLE:
+        if one.measure is MeasureKind.PEOPLE:
             _fill_people(plan, engine, rows, index, found[one])
-        elif one.measure is Measure.TREE:
+        elif one.measure is MeasureKind.TREE:
             found[one] = _tree(plan, engine, weighted, index, one)
     return found
 
 
 def _fill_sums(
-    plan: Plan, engine: Engine, weighted: Any, index: Mapping[Cell, int], found: Mapping[Measurement, NDArray[Any]]
+    plan: QueryPlan, engine: Engine, weighted: Any, index: Mapping[Cell, int], found: Mapping[Measurement, NDArray[Any]]
 ) -> None:
-    plain = [one for one in plan.measurements if one.measure not in (Measure.PEOPLE, Measure.TREE)]
+    plain = [one for one in plan.measurements if one.measure not in (MeasureKind.PEOPLE, MeasureKind.TREE)]
     if not plain:
         return
     columns = {
@@ -141,7 +141,7 @@ def _fill_sums(
             _place(table, keys, f"m{place}_{part}", index, found[one][:, part])
 
 
-def _fill_people(plan: Plan, engine: Engine, rows: Any, index: Mapping[Cell, int], out: NDArray[Any]) -> None:
+def _fill_people(plan: QueryPlan, engine: Engine, rows: Any, index: Mapping[Cell, int], out: NDArray[Any]) -> None:
     keys = _key_names(plan)
     most = None if len(index) <= plan.groups else plan.groups
     pairs = bounding.weighted_pairs(rows, keys, most)
@@ -149,7 +149,7 @@ def _fill_people(plan: Plan, engine: Engine, rows: Any, index: Mapping[Cell, int
     _place(table, keys, "people", index, out[:, 0])
 
 
-def _tree(plan: Plan, engine: Engine, weighted: Any, index: Mapping[Cell, int], one: Measurement) -> NDArray[Any]:
+def _tree(plan: QueryPlan, engine: Engine, weighted: Any, index: Mapping[Cell, int], one: Measurement) -> NDArray[Any]:
     keys = [*_key_names(plan), "bin"]
     binned = weighted.mutate(bin=one.bin(weighted)).filter(lambda table: table["bin"].notnull())
     table = engine.run(bounding.summed(binned, keys, {"rows": binned["weight"]}, wide=engine.traits.wide))
@@ -172,12 +172,12 @@ def _place(table: Any, keys: Sequence[str], name: str, index: Mapping[Cell, int]
             out[place] = int(value)
 
 
-def _release(plan: Plan, one: Measurement, exact: NDArray[Any], cells: int, rng: Source) -> Noisy:
+def _release(plan: QueryPlan, one: Measurement, exact: NDArray[Any], cells: int, rng: Source) -> Noisy:
     sensitivity = one.sensitivity(plan.noise.shape, plan.rows, plan.touched(cells))
     flat, noise = exact.reshape(-1), plan.noise.of_share(one.share)
     noisy = noise.add(flat, sensitivity, rng).reshape(exact.shape) * one.unit
     return Noisy(noisy, noise.scale(sensitivity, flat.size) * one.unit)
 
 
-def _key_names(plan: Plan) -> list[str]:
+def _key_names(plan: QueryPlan) -> list[str]:
     return [f"k{place}" for place in range(len(plan.keys))]

@@ -57,7 +57,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Source:
+class ScopedTable:
     """One table of the question."""
 
     table: str
@@ -88,7 +88,7 @@ class Scope:
     ) -> None:
         self._casts = casts
         self._outer = {place for place, join in enumerate(question.joins, start=1) if join.outer}
-        self.sources: list[Source] = []
+        self.sources: list[ScopedTable] = []
         self.joins: list[JoinOn] = []
         self._used: dict[tuple[int, str], Column] = {}
         self._add(question.table, question.alias, declared, schemas)
@@ -141,7 +141,7 @@ class Scope:
             raise InvalidArgument(f"table {known}: stands twice in the question; want every table once")
         if any(source.alias.casefold() == alias.casefold() for source in self.sources):
             raise InvalidArgument(f"alias {alias}: stands twice in the question; want another")
-        self.sources.append(Source(known, alias, declared[known], schemas[known]))
+        self.sources.append(ScopedTable(known, alias, declared[known], schemas[known]))
 
     def _joined(self, join: Join) -> JoinOn:
         new = len(self.sources) - 1

@@ -1,6 +1,6 @@
 """A session: people's tables in one engine, one account, and questions answered with noise.
 
-    private tables -> Question -> Plan (public) -> account.charge(plan.event) -> engine -> noise -> Answer
+    private tables -> Question -> QueryPlan (public) -> account.charge(plan.event) -> engine -> noise -> Answer
 
 Everything up to the charge looks at names and types alone. If the charge is refused, no row is looked at.
 """
@@ -20,7 +20,7 @@ from terrine.queries.declared import Private, Public
 from terrine.queries.engines import Engine
 from terrine.queries.fluent import TableQuestion
 from terrine.queries.mock import made_up
-from terrine.queries.planning import Options, Plan, planned
+from terrine.queries.planning import Options, QueryPlan, planned
 from terrine.queries.question import Question
 from terrine.queries.scope import Declared, Scope
 from terrine.receipts import Charged
@@ -112,7 +112,7 @@ class Session:
         """The fluent form: `session.table("visits").where("cost > 0").group_by("region", keys=[...]).count()`."""
         return TableQuestion(self, check.text("table", name, at_least=1))
 
-    def plan(self, question: Question, options: Options) -> Plan:
+    def plan(self, question: Question, options: Options) -> QueryPlan:
         """The plan for a question: public arithmetic.
 
         Raises:
@@ -141,7 +141,7 @@ class Session:
         return self._looked(plan, self._engine, tables, event, ())
 
     def _looked(
-        self, plan: Plan, engine: Engine, tables: Sequence[Any], event: Event, extra: tuple[str, ...]
+        self, plan: QueryPlan, engine: Engine, tables: Sequence[Any], event: Event, extra: tuple[str, ...]
     ) -> Answer:
         cells = running.selected(plan, engine, tables, self._rng)
         noisy = running.measure(plan, engine, tables, cells, self._rng)

@@ -7,7 +7,7 @@ only, or under one that the caller keeps; when the run is over the sealed part i
 seal covers the rest of the file as well: the same noise on a model of somebody's choice would give its gradient away.
 Steps that are repeated after a crash draw the same lots and the same noise: they release nothing new. That argument
 needs the same gradients, so a run that is kept seeds the global generators at every lot (`generators.py`), and refuses
-to go on with other data, as far as `Source.fingerprint` tells them apart, with another model, loss, optimizer or
+to go on with other data, as far as `RowReader.fingerprint` tells them apart, with another model, loss, optimizer or
 schedule, as far as `fingerprint.py` does, with sums in another order, or with a step that comes out otherwise than it
 did before (`redone.py`).
 
@@ -35,13 +35,13 @@ from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Event
 from terrine.sgd import distributed
-from terrine.sgd.lots import Source
+from terrine.sgd.lots import RowReader
 from terrine.sgd.noise import Key
 from terrine.sgd.plan import Plan
 from terrine.sgd.redone import Notes
 
 if TYPE_CHECKING:
-    from terrine.sgd.run import Run
+    from terrine.sgd.run import PrivateRun
 
 _VERSION = 3
 
@@ -79,7 +79,7 @@ class Checkpoint:
     def open(
         self,
         plan: Plan,
-        source: Source,
+        source: RowReader,
         bound: Mapping[str, str],
         *,
         piece: int | None = None,
@@ -116,7 +116,13 @@ class Checkpoint:
         return Saved(key, record["charged_to"], record["limit"], record)
 
     def attach(
-        self, run: Run, source: Source, saved: Saved | None, *, charged_to: str | None, looks: Event | None = None
+        self,
+        run: PrivateRun,
+        source: RowReader,
+        saved: Saved | None,
+        *,
+        charged_to: str | None,
+        looks: Event | None = None,
     ) -> None:
         """Bring `run` to where it was saved, and keep it from now on."""
         self._constant |= {
@@ -150,7 +156,7 @@ class Checkpoint:
             if name in self._restored:
                 one.load_state_dict(self._restored[name])
 
-    def before_release(self, run: Run) -> None:
+    def before_release(self, run: PrivateRun) -> None:
         """Note what a step is about to release; refuse a repeated one that comes out otherwise than it did.
 
         Raises:
@@ -166,18 +172,18 @@ class Checkpoint:
                 f"{self._notes_path}: could not be written ({error.strerror}), so the step was not taken; make room"
             ) from error
 
-    def after_step(self, run: Run) -> None:
+    def after_step(self, run: PrivateRun) -> None:
         """Save every so many steps."""
         if run.step.taken % self.every == 0 and run.step.taken != self._saved_at:
             self.save(run)
 
-    def after_run(self, run: Run) -> None:
+    def after_run(self, run: PrivateRun) -> None:
         """Save what is final, without the secrets, and remove their key."""
         self.save(run, final=True)
         if distributed.is_first():
             self._key_path.unlink(missing_ok=True)
 
-    def save(self, run: Run, *, final: bool = False) -> None:
+    def save(self, run: PrivateRun, *, final: bool = False) -> None:
         """Write everything, in one rename."""
         self._saved_at = run.step.taken
         if not distributed.is_first():
@@ -237,7 +243,7 @@ class Checkpoint:
     def _key_path(self) -> Path:
         return self.path.with_name(self.path.name + ".key")
 
-    def _sealed(self, run: Run, body: bytes) -> bytes:
+    def _sealed(self, run: PrivateRun, body: bytes) -> bytes:
         """The secrets, encrypted; what is not secret is bound to them and cannot be changed without the key either."""
         key = run.step.key
         secret = {"key": key.secret.hex(), "data": self._constant["data"], "bound": self._keyed(key)}

@@ -23,10 +23,10 @@ from torch import nn
 from terrine import check
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import Budget
+from terrine.receipts import Charged
 from terrine.sgd import generators
 from terrine.sgd.people import People
 from terrine.sgd.plan import Plan
-from terrine.sgd.private import Account
 from terrine.sgd.training import Trainer
 
 try:
@@ -60,7 +60,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows_per_group: int = 10,
         normalise: bool = True,
         classes: ArrayLike | None = None,
-        account: Account | None = None,
+        account: Charged | None = None,
         device: str | None = None,
         seed: int | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ from terrine.sgd.clipping.alone import CHECKED_EVERY, Attributes, Way, check_com
 from terrine.sgd.clipping.microbatches import FIRST, Cost, cut_loop
 from terrine.sgd.clipping.one_by_one import Recomputed, recomputed
 from terrine.sgd.clipping.recording import Divided, Recording
-from terrine.sgd.clipping.summing import Clipped, Sums
+from terrine.sgd.clipping.summing import Clipped, ClippedSums
 from terrine.sgd.clipping.use import Unfollowed
 from terrine.sgd.isolation import LotTensor, Mixed, Rows, Total, handed, plain
 from terrine.sgd.lots import Piece
@@ -47,7 +47,7 @@ class HandedOut:
         self._calls = 0
         self._parts: list[_Part] = []
         self._norms: dict[int, Tensor] = {}  # of microbatches that were clipped, by their place
-        self._sums = Sums(step.parameters)
+        self._sums = ClippedSums(step.parameters)
         self._modules = tuple(step.model.modules())
 
     # -- the model -------------------------------------------------------------------------------------

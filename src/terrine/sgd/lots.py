@@ -41,7 +41,7 @@ class Piece(NamedTuple):
     people: tuple[int, ...] | None = None
 
 
-class Source:
+class RowReader:
     """A data set that can be read by index lists; `person` has an id for every row where the plan draws people.
 
     Raises:
@@ -287,4 +287,4 @@ def _check_map_style(dataset: Any) -> None:
         raise InvalidArgument(f"dataset is a {name}: want a map-style Dataset or a tuple of tensors")
 
 
-__all__ = ["FIRST", "Asked", "Collate", "Dataset", "Piece", "Source", "cut", "cut_to_fit", "empty_like"]
+__all__ = ["FIRST", "Asked", "Collate", "Dataset", "Piece", "RowReader", "cut", "cut_to_fit", "empty_like"]

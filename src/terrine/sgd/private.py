@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,23 +28,16 @@ from torch.optim import Optimizer
 from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Composed, Event, Reproducible
+from terrine.receipts import Charged
 from terrine.sgd import devices, distributed, fingerprint, generators
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.lots import Asked, Collate, Piece, Source, cut, cut_to_fit
+from terrine.sgd.lots import Asked, Collate, Piece, RowReader, cut, cut_to_fit
 from terrine.sgd.mixing_layers import validate
 from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
-from terrine.sgd.run import Run
+from terrine.sgd.run import PrivateRun
 from terrine.sgd.sampling import Indices
 from terrine.sgd.step import Step
-
-
-class Account(Protocol):
-    """What a run is charged to, such as an account of the ledger."""
-
-    def charge(self, event: Event, *, purpose: str, by: str) -> Any:
-        """Record the spend, or raise and record nothing."""
-        ...
 
 
 def make_private(
@@ -52,7 +45,7 @@ def make_private(
     optimizer: Optimizer,
     dataset: Any,
     plan: Plan,
-    account: Account | None = None,
+    account: Charged | None = None,
     *,
     person: Any = None,
     criterion: Callable[[Any, Any], Tensor] | None = None,
@@ -106,7 +99,7 @@ def start(
     optimizer: Optimizer,
     dataset: Any,
     plan: Plan,
-    account: Account | None,
+    account: Charged | None,
     *,
     watch: bool,
     person: Any = None,
@@ -137,7 +130,7 @@ def start(
     memory = _memory(memory, piece, workers) if watch else memory
     if criterion is not None and not callable(criterion):
         raise check.refuse("criterion", criterion, "a function of the output and the target")
-    source = Source(dataset, plan, person, collate=collate, workers=workers)
+    source = RowReader(dataset, plan, person, collate=collate, workers=workers)
     kept = _kept(checkpoint)
     saved = None
     if kept is not None:
@@ -164,7 +157,7 @@ def start(
     for part in bare.modules():
         if (other := _RUNS.get(id(part))) is not None:
             other.close("another private run has begun on its model")
-    run = _RUNS[id(bare)] = Run(step, optimizer, watch=watch, criterion=criterion, device=home)
+    run = _RUNS[id(bare)] = PrivateRun(step, optimizer, watch=watch, criterion=criterion, device=home)
     optimizer._terrine_run = run  # type: ignore[attr-defined]
     lots = Lots(source, run, piece, memory)
     if kept is not None:
@@ -178,7 +171,7 @@ def start(
 class Lots:
     """The plan's lots, each once; iterating again goes on after the last lot that was handed out."""
 
-    def __init__(self, source: Source, run: Run, piece: int | None, memory: float | None = None) -> None:
+    def __init__(self, source: RowReader, run: PrivateRun, piece: int | None, memory: float | None = None) -> None:
         self._source, self.run, self._piece, self._memory = source, run, piece, memory
 
     def __len__(self) -> int:
@@ -243,7 +236,7 @@ class Lots:
         return cut_to_fit(drawn, distributed.share(), lambda: max(1, run.fitting(memory) // most))
 
 
-_RUNS: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()  # by the id of their models
+_RUNS: weakref.WeakValueDictionary[int, PrivateRun] = weakref.WeakValueDictionary()  # by the id of their models
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -317,12 +310,12 @@ def _kept(checkpoint: Checkpoint | str | Path | None) -> Checkpoint | None:
     return kept
 
 
-def _receipt(account: Account, charge: Any) -> str:
+def _receipt(account: Charged, charge: Any) -> str:
     """What shows later that this account was charged: the charge's own hash, or the account's name."""
     return str(getattr(charge, "hash", None) or getattr(account, "name", type(account).__name__))
 
 
-def _is_charged(account: Account, receipt: str | None) -> bool:
+def _is_charged(account: Charged, receipt: str | None) -> bool:
     if receipt is None:
         return False
     if callable(history := getattr(account, "history", None)):

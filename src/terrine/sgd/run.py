@@ -30,7 +30,7 @@ from terrine.sgd.lots import FIRST, Piece
 from terrine.sgd.step import Step
 
 
-class Run:
+class PrivateRun:
     """One private run: what it is to do with the lot that was handed out.
 
     `watch`: an ordinary loop computes the gradients; a trainer adds clipped sums to the step itself.
@@ -134,7 +134,7 @@ class Run:
         self._leave()
         self._lot, self._loop, self._closed = None, None, why
 
-    def __deepcopy__(self, _memo: Any) -> Run:
+    def __deepcopy__(self, _memo: Any) -> PrivateRun:
         """Itself: hooks are copied with a model, and do nothing for the copy."""
         return self
 
@@ -243,7 +243,7 @@ class Run:
 class _Forward:
     """What stands for a model's `forward` while a private run is on it."""
 
-    def __init__(self, run: Run, model: nn.Module) -> None:
+    def __init__(self, run: PrivateRun, model: nn.Module) -> None:
         self.run, self._model, self._before = run, model, vars(model).get("forward")
         self._original = model.forward
 

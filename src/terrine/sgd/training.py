@@ -29,16 +29,17 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from terrine import accounting, check
 from terrine.errors import BudgetExceeded, InvalidArgument
 from terrine.events import Budget, settled_unit
+from terrine.receipts import Charged
 from terrine.rounding import up
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import clipped_sum
 from terrine.sgd.clipping.alone import each_alone
 from terrine.sgd.devices import moved, settled
-from terrine.sgd.lots import Collate, Source
+from terrine.sgd.lots import Collate, RowReader
 from terrine.sgd.plan import Plan
-from terrine.sgd.private import Account, Lots, start, unwrapped
-from terrine.sgd.validation import Best, Budgeted, Public, are_classes, right
+from terrine.sgd.private import Lots, start, unwrapped
+from terrine.sgd.validation import Best, Budgeted, PublicValidation, are_classes, right
 from terrine.sgd.views import Views, augmented, averaged, clipped_views
 
 
@@ -78,10 +79,10 @@ class Trainer:
         criterion: Callable[[Any, Any], Tensor],
         plan: Plan,
         *,
-        account: Account | None = None,
+        account: Charged | None = None,
         schedule: Any = None,
         average: Average | None = None,
-        validation: Public | Budgeted | None = None,
+        validation: PublicValidation | Budgeted | None = None,
         augment: Callable[[Tensor], Tensor] | None = None,
         views: int = 1,
         checkpoint: Checkpoint | str | Path | None = None,
@@ -133,7 +134,7 @@ class Trainer:
         Raises:
             InvalidArgument: it has no examples.
         """
-        source = Source(dataset, collate=self._collate, workers=self._workers)
+        source = RowReader(dataset, collate=self._collate, workers=self._workers)
         count = source.examples
         if not count:
             raise InvalidArgument("a data set without examples: want one or more to evaluate on")

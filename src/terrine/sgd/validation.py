@@ -47,7 +47,7 @@ def right(output: Tensor, target: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Public:
+class PublicValidation:
     """Validation data that needs no protection: (inputs, targets), looked at every so many steps."""
 
     data: tuple[Tensor, Tensor]

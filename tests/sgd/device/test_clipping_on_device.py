@@ -19,7 +19,7 @@ from terrine.sgd import generators
 from terrine.sgd.averaging import Average
 from terrine.sgd.clipping import ghost, tied
 from terrine.sgd.clipping.alone import way_of
-from terrine.sgd.validation import Budgeted, Public
+from terrine.sgd.validation import Budgeted, PublicValidation
 
 from . import pretend
 
@@ -344,7 +344,7 @@ def test_the_trainer(device, kind):
     results = []
     for place in (torch.device("cpu"), device):
         moved, data = copy.deepcopy(model).to(place), (x.to(place), y.to(place))
-        validation = Public(data, every=2) if kind == "public" else Budgeted(data, noise=1.0, times=2)
+        validation = PublicValidation(data, every=2) if kind == "public" else Budgeted(data, noise=1.0, times=2)
         trainer = sgd.Trainer(
             moved, sgd_of(moved), CRITERION, plan(), average=Average(0.9), validation=validation,
             augment=lambda images: 2 * images, views=2, progress=False,

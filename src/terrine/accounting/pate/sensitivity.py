@@ -124,7 +124,7 @@ def teachers_of(falling: Integers) -> int:
 
 
 @dataclass(frozen=True)
-class Profile:
+class VoteProfile:
     """The bill as a function of log q at one order, and how much it can move."""
 
     noise: float
@@ -167,10 +167,10 @@ class Profile:
 
 
 @functools.lru_cache(maxsize=4096)
-def profile_of(noise: float, order: float, classes: int) -> Profile:
+def profile_of(noise: float, order: float, classes: int) -> VoteProfile:
     """The profile for one noise, order and number of classes, with conditions C5 and C6 checked."""
     log_q0 = _crossing(noise, order)
-    bare = Profile(noise, order, classes, log_q0, log_q0, order / noise**2, False, np.empty(0), np.empty(0))
+    bare = VoteProfile(noise, order, classes, log_q0, log_q0, order / noise**2, False, np.empty(0), np.empty(0))
     log_q1 = float(bare.below(np.array([log_q0]))[0])
     # Down to where the bill is a millionth of its worst case or far below anything that 10^4 teachers reach.
     grid = -(np.linspace(math.sqrt(-log_q1), math.sqrt(-log_q1) + 200.0, 4000)[::-1] ** 2)
@@ -184,7 +184,7 @@ def profile_of(noise: float, order: float, classes: int) -> Profile:
         cells = bare.bill(bare.above(grid[1:])) - bills[:-1]  # b and U rise: no point of a cell moves further
         steepest = np.maximum.accumulate(np.append(rise[0], cells))
         plateau = max(plateau, float(steepest[-1]))
-    return Profile(noise, order, classes, log_q0, log_q1, plateau, True, grid, steepest)
+    return VoteProfile(noise, order, classes, log_q0, log_q1, plateau, True, grid, steepest)
 
 
 def _crossing(noise: float, order: float) -> float:
@@ -218,7 +218,7 @@ def _order(order: float) -> float:
     return value
 
 
-def _walk_right(found: Floats, rows: Integers, falling: Integers, profile: Profile, slack: float) -> None:
+def _walk_right(found: Floats, rows: Integers, falling: Integers, profile: VoteProfile, slack: float) -> None:
     """Votes move from the leader to the runner-up until q reaches q1; `found` is filled on the way."""
     if not rows.size:
         return
@@ -282,7 +282,7 @@ def _runs(rising: Integers) -> tuple[Integers, Integers]:
     return rising[starts], np.diff(np.append(starts, rising.size))
 
 
-def _walk_left(found: Floats, rows: Integers, falling: Integers, profile: Profile, slack: float) -> None:
+def _walk_left(found: Floats, rows: Integers, falling: Integers, profile: VoteProfile, slack: float) -> None:
     """Votes move from the strongest rivals to the leader until q falls to q0; before U(q0) nothing moves the bill."""
     if not rows.size:
         return
@@ -302,7 +302,7 @@ def _walk_left(found: Floats, rows: Integers, falling: Integers, profile: Profil
     found[rows[row], step] = profile.local(log_q)
 
 
-def _first(falling: Integers, profile: Profile, slack: float, target: float, movable: Integers) -> Integers:
+def _first(falling: Integers, profile: VoteProfile, slack: float, target: float, movable: Integers) -> Integers:
     """For each row the fewest moved votes with log q <= target; `movable` + 1 where none is enough."""
     low = np.zeros(len(falling), dtype=np.int64)
     high = movable + 1

@@ -8,8 +8,8 @@ clients together with it. docs/federated.md says what a server that does not fol
 
 from terrine.federated.secure.client import Client
 from terrine.federated.secure.keys import Identity
-from terrine.federated.secure.opening import Opened, opened, sum
+from terrine.federated.secure.opening import OpenedSum, opened, sum
 from terrine.federated.secure.rounds import Round
 from terrine.federated.secure.server import Server, TooFewSurvivors
 
-__all__ = ["Client", "Identity", "Opened", "Round", "Server", "TooFewSurvivors", "opened", "sum"]
+__all__ = ["Client", "Identity", "OpenedSum", "Round", "Server", "TooFewSurvivors", "opened", "sum"]

@@ -25,7 +25,7 @@ from terrine.rng import SYSTEM, Seeded, Source
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSum:
     """A noisy sum, and what may be said about it."""
 
     value: Floats
@@ -54,7 +54,7 @@ def opened(
     drop: Iterable[int] = (),
     drop_late: Iterable[int] = (),
     rng: Source | None = None,
-) -> Opened:
+) -> OpenedSum:
     """The same, with what may be said about it; those of `drop_late` send their vector, and are then silent."""
     if isinstance(plan.sums, Central):
         raise InvalidArgument("plan.sums=Central(): want shares of noise, federated.Skellam or DiscreteGaussian")
@@ -77,7 +77,7 @@ def opened_round(
     gone: set[int],
     late: set[int],
     rng: Source,
-) -> Opened:
+) -> OpenedSum:
     """One round with these vectors, noise givers and dropouts.
 
     Raises:
@@ -95,7 +95,7 @@ def opened_round(
         colluding=plan.sums.colluding,
     )
     total = _run(round_, quantiser, plan, vectors, gone, late, rng)
-    return Opened(quantiser.to_real(total), len(givers - gone), wraparound(total, plan.sums.bits))
+    return OpenedSum(quantiser.to_real(total), len(givers - gone), wraparound(total, plan.sums.bits))
 
 
 def contribution(vector: Floats, quantiser: Quantiser, plan: Plan, *, gives: bool, rng: Source) -> NDArray[np.int64]:

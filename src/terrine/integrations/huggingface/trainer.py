@@ -26,10 +26,11 @@ from terrine.integrations import loops
 from terrine.integrations.accelerate import check_accelerator
 from terrine.integrations.huggingface.arguments import settled
 from terrine.integrations.huggingface.collating import Collating, checked_collator
+from terrine.receipts import Charged
 from terrine.sgd import Plan
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.mixing_layers import validate
-from terrine.sgd.private import Account, Lots, start
+from terrine.sgd.private import Lots, start
 from terrine.sgd.training import epsilon_text, running_epsilon
 
 KEPT = "_private_run.pt"
@@ -61,7 +62,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         *,
         train_dataset: Any,
         plan: Plan,
-        account: Account | None = None,
+        account: Charged | None = None,
         person: Any = None,
         length: int | None = None,
         memory: float | None = None,

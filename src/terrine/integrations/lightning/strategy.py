@@ -27,11 +27,12 @@ from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.integrations import loops
 from terrine.integrations.lightning.flags import ACCUMULATED, wrong_flags, wrong_hooks
 from terrine.integrations.lightning.logs import PublicLog, unmetered
+from terrine.receipts import Charged
 from terrine.sgd import Plan
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.lots import Collate
 from terrine.sgd.mixing_layers import validate
-from terrine.sgd.private import Account, Lots, start
+from terrine.sgd.private import Lots, start
 from terrine.sgd.training import running_epsilon
 
 
@@ -52,7 +53,7 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         plan: Plan,
         train_dataset: Any,
         *,
-        account: Account | None = None,
+        account: Charged | None = None,
         person: Any = None,
         collate: Collate | None = None,
         workers: int = 0,

@@ -28,7 +28,7 @@ from terrine.sgd.clipping.microbatches import FIRST, Cost, cut
 from terrine.sgd.clipping.one_by_one import gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule, refuse_strange
 from terrine.sgd.clipping.recording import Divided, Recording
-from terrine.sgd.clipping.summing import Clipped, Sums
+from terrine.sgd.clipping.summing import Clipped, ClippedSums
 from terrine.sgd.clipping.use import ANCHOR, Unfollowed
 from terrine.sgd.mixing_layers import validate
 
@@ -62,7 +62,7 @@ def clipped_sum(
     check_rows(() if raw else x, size)
     parameters = trained(model)
     refuse_strange(rule, parameters)
-    sums = Sums(parameters)
+    sums = ClippedSums(parameters)
     people = None if rows is None else _people(rows, size, raw)
     if size == 0 or not parameters:
         home = next(iter(parameters.values())).device if parameters else None
@@ -93,7 +93,7 @@ class _Work:
     criterion: Criterion
     parameters: dict[str, nn.Parameter]
     rule: ClippingRule
-    sums: Sums
+    sums: ClippedSums
     way: Way
     leaves: list[Any]
     nesting: Any
@@ -154,7 +154,7 @@ class _Work:
         if size * each <= FIRST:
             return [size]
         if key not in self.way.costs:
-            trial = replace(self, sums=Sums(self.parameters))
+            trial = replace(self, sums=ClippedSums(self.parameters))
             with generators.replayed(self._device), suppress(Divided):
                 trial.microbatch(self.rows(slice(FIRST)))
             self.way.costs[key] = trial.cost

@@ -25,7 +25,7 @@ class Clipped(NamedTuple):
     norms: Tensor
 
 
-class Sums:
+class ClippedSums:
     """The clipped sums of a lot under way, by parameter name."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
