@@ -130,7 +130,7 @@ def likelihood_ratios(_: int) -> dict[str, Any]:
             x,
             y,
             models=models,
-            recipe=Recipe(epochs=40, batch=128, rate=5e-3),
+            recipe=Recipe(epochs=40, batch=128, learning_rate=5e-3),
         )
         phi = trained.confidences(x, y)
         ratios, truth = lira.leave_one_out(phi, trained.included)

@@ -45,7 +45,7 @@ from terrine.pate.moves import upright
 from terrine.pate.stacked import Recipe
 
 DELTA = 1e-5
-RECIPE = Recipe(epochs=100, batch=16, rate=3e-3, shift=2, warp=1.0)
+RECIPE = Recipe(epochs=100, batch=16, learning_rate=3e-3, shift=2, warp=1.0)
 BUILD = functools.partial(networks.student, 1, 28, 10)
 CONSISTENCY, COURSE = student.Consistency(), student.Course()
 LAST, LAST_COURSE = student.Supervised(bend=1.0), student.Course(steps=3000, labelled=64, unlabelled=1)
@@ -53,7 +53,7 @@ CHOICES: dict[str, tuple[Method, student.Course]] = {
     "the defaults": (CONSISTENCY, COURSE),
     "not bent": (student.Consistency(bend=0.0), COURSE),
     "with a hole": (student.Consistency(cut=0.3), COURSE),
-    "slower, longer mean": (CONSISTENCY, student.Course(rate=2e-3, average=0.995)),
+    "slower, longer mean": (CONSISTENCY, student.Course(learning_rate=2e-3, average=0.995)),
 }
 
 

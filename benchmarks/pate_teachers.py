@@ -71,7 +71,7 @@ def main() -> None:
     x, test = (torch.from_numpy(one.copy()).float() / 255 for one in (images.train, images.test))
     y, truth = torch.from_numpy(images.train_labels), torch.from_numpy(images.test_labels)
     deal = pate.split(len(x), options.teachers, seed=0)
-    recipe = Recipe(epochs=options.epochs, batch=options.batch, rate=2e-3, shift=2)
+    recipe = Recipe(epochs=options.epochs, batch=options.batch, learning_rate=2e-3, shift=2)
     parts = deal.parts
 
     start = clock()

@@ -26,10 +26,13 @@ _PACKAGES = frozenset(
         "ledger",
         "mechanisms",
         "pate",
-        "queries",
         "pipeline",
+        "prompts",
+        "queries",
+        "report",
         "sgd",
         "tables",
+        "verify",
     }
 )
 
@@ -45,9 +48,12 @@ __all__ = [
     "mechanisms",
     "pate",
     "pipeline",
+    "prompts",
     "queries",
+    "report",
     "sgd",
     "tables",
+    "verify",
 ]
 
 

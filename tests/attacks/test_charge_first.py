@@ -25,7 +25,7 @@ from tests.prompts import tiny
 UNSURE = SCHEMA.replace("high = 100", "high = 100\nconfirmed = false")
 TABLE = ("train", "people.csv", "--label", "ill", "--epsilon", 8, "--out", "run", "--epochs", 2, "--lot", 100)
 DIGITS = ("train", "--data", "digits", "--epsilon", 8, "--out", "run", "--epochs", 1)
-PROMPT = ("--model", "model", "--epsilon", 2, "--template", "{text} Mood :", "--words", " good, bad", "--test-seed", 1)
+PROMPT = ("--model", "model", "--epsilon", 2, "--template", "{text} Mood :", "--words", " good, bad", "--seed", 1)
 RUNS = {
     "private bounds": (*TABLE, "--private-bounds"),
     "accuracy": TABLE,

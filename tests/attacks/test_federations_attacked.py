@@ -63,8 +63,8 @@ def test_vectors_that_are_none_are_refused(vectors):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"delta": 0.0}, {"per_round": 0}, {"survivors": 0}, {"server_rate": -1.0}, {"server_rate": float("nan")},
-     {"dropping": float("nan")}, {"learning_rate": 0.0}],
+    [{"delta": 0.0}, {"per_round": 0}, {"survivors": 0}, {"server_learning_rate": -1.0},
+     {"server_learning_rate": float("nan")}, {"dropping": float("nan")}, {"learning_rate": 0.0}],
 )  # fmt: skip
 def test_settings_of_a_simulation_are_checked_before_anything_is_charged(wrong):
     with pytest.raises(InvalidArgument):

@@ -58,7 +58,7 @@ def test_a_run_that_counts_nothing_names_the_cipher_alone(table, tmp_path):
 
 
 def test_a_seeded_run_names_what_the_seed_made(table, tmp_path):
-    found = generator(settings(table, test_seed=3), tmp_path / "run")
+    found = generator(settings(table, seed=3), tmp_path / "run")
     assert found.startswith("SEEDED, FOR TESTS ONLY, NOT PRIVATE: AES-256 in counter mode under a key made from a seed")
     assert "Philox from a seed" in found
     assert "operating system" not in found

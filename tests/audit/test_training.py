@@ -32,7 +32,7 @@ def build() -> nn.Module:
 @pytest.fixture(scope="module")
 def trained() -> tuple[shadows.Shadows, torch.Tensor, torch.Tensor]:
     x, y = cloud(100)
-    return shadows.train(build, x, y, models=8, recipe=Recipe(epochs=60, batch=25, rate=1e-2)), x, y
+    return shadows.train(build, x, y, models=8, recipe=Recipe(epochs=60, batch=25, learning_rate=1e-2)), x, y
 
 
 def test_shadows_learn_their_halves_by_heart(trained: tuple[shadows.Shadows, torch.Tensor, torch.Tensor]) -> None:

@@ -48,7 +48,7 @@ SUMS = {
 
 
 @pytest.mark.parametrize("sums", SUMS.values(), ids=SUMS)
-@pytest.mark.parametrize("server", [federated.FedAvg(), federated.FedAdam(rate=0.1)])
+@pytest.mark.parametrize("server", [federated.FedAvg(), federated.FedAdam(learning_rate=0.1)])
 def test_it_learns_with_noise(sums, server):
     found = federation(small_plan(sums=sums, rounds=12, seed=3), server=server)
     history = found.fit()
@@ -105,7 +105,7 @@ def test_by_round_or_for_the_plan():
 
 
 def test_the_clipping_bound_follows_the_updates():
-    clip = federated.Adaptive(initial=1e-3, rate=1.0, weight=0.5)
+    clip = federated.Adaptive(initial=1e-3, learning_rate=1.0, weight=0.5)
     found = federation(small_plan(clip=clip, rounds=15, noise=0.3, sums=federated.Central()))
     history = found.fit()
     assert history.clips[-1] > 3e-3
@@ -174,7 +174,7 @@ def test_simulate_makes_a_folder_that_reports_and_audits(tmp_path):
 
 
 def test_a_seed_makes_the_same_model_again(tmp_path):
-    settings = SimulationSettings(data="digits", clients=60, rounds=2, epsilon=8.0, quick=True, test_seed=4)
+    settings = SimulationSettings(data="digits", clients=60, rounds=2, epsilon=8.0, quick=True, seed=4)
     weights = [simulate(settings, tmp_path / name).path / "model.safetensors" for name in ("a", "b")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert json.loads((tmp_path / "a" / "privacy.json").read_text())["reproducible_noise_for_tests_only"]

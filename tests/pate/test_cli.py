@@ -39,10 +39,10 @@ def test_the_steps_of_a_run(files):
     assert run("vote", "--run", here, "--data", data, "--public", public, "--json")["queries"] == 437
     found = run(
         "label", "--run", here, "--aggregator", "confident", "--noise", 3, "--threshold", 12, "--test-noise", 5,
-        "--queries", 100, "--most", 60, "--test-seed", 1, "--json",
+        "--queries", 100, "--most", 60, "--seed", 1, "--json",
     )  # fmt: skip
     assert 0 < found["answered"] <= 60
-    bill = run("bill", "--run", here, "--delta", "1e-5", "--test-seed", 1, "--pictures", files / "art", "--json")
+    bill = run("bill", "--run", here, "--delta", "1e-5", "--seed", 1, "--pictures", files / "art", "--json")
     assert bill["epsilon_data_independent"] > 0
     assert bill["reproducible_noise_for_tests_only"] is True
     assert (files / "art" / "epsilon.svg").read_text().startswith("<?xml")
@@ -75,7 +75,7 @@ def test_a_whole_run_from_one_file(files):
         noise = 3.0
         queries = 120
         budget = [40.0, 1e-5]
-        test_seed = 3
+        seed = 3
         [bill]
         delta = 1e-5
         sanitise = false
@@ -105,15 +105,15 @@ def test_the_interactive_aggregator_compares_with_another_run_s_student(files):
         run("train", "--run", here, "--data", data, "--model", "logistic", "--json")
         run("vote", "--run", here, "--data", data, "--public", public, "--json")
     first, second = files / "one", files / "two"
-    run("label", "--run", first, "--noise", 3, "--queries", 80, "--test-seed", 1, "--json")
-    run("bill", "--run", first, "--test-seed", 1, "--json")
+    run("label", "--run", first, "--noise", 3, "--queries", 80, "--seed", 1, "--json")
+    run("bill", "--run", first, "--seed", 1, "--json")
     run("student", "--run", first, "--public", public, "--model", "logistic", "--json")
     predicted = np.load(first / "predictions.npy")
     assert predicted.shape == (437, 10)
     predicted[:50] = np.roll(np.eye(10)[predicted[:50].argmax(axis=1)], 1, axis=1)  # sure, and mostly wrong
     np.save(files / "student.npy", predicted)
     words = ["label", "--run", second, "--aggregator", "interactive", "--noise", 2, "--threshold", 8]
-    words += ["--test-noise", 2, "--confidence", 0.5, "--queries", 200, "--test-seed", 2, "--json"]
+    words += ["--test-noise", 2, "--confidence", 0.5, "--queries", 200, "--seed", 2, "--json"]
     with pytest.raises(InvalidArgument, match="InteractiveGaussianMax wants finite probabilities"):
         run(*words)
     found = run(*words, "--student", files / "student.npy")
@@ -122,7 +122,7 @@ def test_the_interactive_aggregator_compares_with_another_run_s_student(files):
     assert found["answered"] >= sure.sum(), "the student's own confident predictions stand"
     assert (labels[:50] != told[:50]).mean() > 0.8, "unless the teachers correct them"
     assert (labels[50:] == told[50:])[sure[50:]].mean() > 0.8
-    bill = run("bill", "--run", second, "--test-seed", 1, "--json")
+    bill = run("bill", "--run", second, "--seed", 1, "--json")
     assert bill["asked"] == 200
 
 
@@ -137,7 +137,7 @@ def test_a_subsampled_run_goes_through_its_own_aggregator_only(files):
         teachers = 200
         classes = 10
         rate = 0.1
-        test_seed = 1
+        seed = 1
         [train]
         model = "logistic"
         [label]
@@ -145,7 +145,7 @@ def test_a_subsampled_run_goes_through_its_own_aggregator_only(files):
         epsilon = 6.0
         delta = 1e-3
         queries = 20
-        test_seed = 3
+        seed = 3
         [bill]
         delta = 0.05
         [student]

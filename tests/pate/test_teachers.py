@@ -71,7 +71,7 @@ def test_models_trained_together_are_those_trained_alone(name, tensors, digits):
 def test_an_ordinary_loop_learns_the_same(tensors, digits):
     """The oracle: torch's own modules and optimiser, one example order."""
     y = torch.from_numpy(digits.train_labels)
-    part, recipe = np.arange(48), Recipe(epochs=2, batch=16, rate=1e-2)
+    part, recipe = np.arange(48), Recipe(epochs=2, batch=16, learning_rate=1e-2)
     fast = train(BUILDS["convolution"], tensors[0], y, [part], recipe, seeds=[5])
     torch.manual_seed(5)
     model = BUILDS["convolution"]()

@@ -71,7 +71,7 @@ def careless(training, folder, settings, material, architecture, features, _rece
 
 
 def test_the_mutant_that_forgets_its_noise_is_caught_by_the_runs_own_audit(tmp_path, monkeypatch) -> None:
-    settings = pipeline.Settings(epsilon=0.5, data="digits", test_seed=1)
+    settings = pipeline.Settings(epsilon=0.5, data="digits", seed=1)
     honest = pipeline.train(settings, tmp_path / "honest")
     assert not pages.audited(honest)["violated"]
     monkeypatch.setattr(by_sgd, "learn", careless)
@@ -90,7 +90,7 @@ def test_accuracy_is_counted_on_true_labels(table, tmp_path, monkeypatch) -> Non
         return counted(module, features, material, units)
 
     monkeypatch.setattr(by_sgd, "right_answers", spied)
-    settings = pipeline.Settings(epsilon=4, table=str(table), label="ill", test_seed=5, epochs=3, lot=100)
+    settings = pipeline.Settings(epsilon=4, table=str(table), label="ill", seed=5, epochs=3, lot=100)
     folder = pipeline.train(settings, tmp_path / "run")
     tossed = coins.of_run(folder.owner, settings, 400)
     assert set(seen["units"]) == set(tossed.out)

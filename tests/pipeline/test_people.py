@@ -149,7 +149,7 @@ def test_refusals(run, visits, tmp_path, words, said):
 def test_people_left_out_by_their_coin_do_not_move_the_model(visits, tmp_path, monkeypatch):
     """With the same noise, other labels of all rows of left-out people change nothing; those of others do."""
     settings = pipeline.Settings(
-        epsilon=4, table=str(visits), label="ill", person="patient_id", test_seed=5, epochs=3, lot=50
+        epsilon=4, table=str(visits), label="ill", person="patient_id", seed=5, epochs=3, lot=50
     )
     weights, original = {}, job.open_data
 
@@ -181,7 +181,7 @@ def test_people_left_out_by_their_coin_do_not_move_the_model(visits, tmp_path, m
 
 def test_an_interrupted_run_for_people_goes_on_as_it_would_have(visits, tmp_path, dying_at):
     settings = pipeline.Settings(
-        epsilon=4, table=str(visits), label="ill", person="patient_id", test_seed=5, epochs=3, lot=50
+        epsilon=4, table=str(visits), label="ill", person="patient_id", seed=5, epochs=3, lot=50
     )
     pipeline.train(settings, tmp_path / "whole")
     with dying_at(4):

@@ -70,7 +70,7 @@ def test_the_ledger_is_charged_once_with_the_claimed_event(run, table, tmp_path)
 
 
 def test_an_interrupted_run_goes_on_to_the_same_model(run, table, tmp_path, dying_at):
-    asked = ("train", "people.csv", "--label", "ill", "--epsilon", 4, "--test-seed", 3, *QUICK)
+    asked = ("train", "people.csv", "--label", "ill", "--epsilon", 4, "--seed", 3, *QUICK)
     assert run(*asked, "--out", "whole").exit_code == 0
     with dying_at(9):
         run(*asked, "--out", "cut").read()
@@ -83,7 +83,7 @@ def test_an_interrupted_run_goes_on_to_the_same_model(run, table, tmp_path, dyin
 
 
 def test_a_seeded_run_says_everywhere_that_it_is_not_private(run, table, tmp_path):
-    result = run("train", "people.csv", "--label", "ill", "--epsilon", 4, "--test-seed", 3, "--out", "run", *QUICK)
+    result = run("train", "people.csv", "--label", "ill", "--epsilon", 4, "--seed", 3, "--out", "run", *QUICK)
     assert "NOT private" in result.output
     assert "Nothing below is a guarantee" in (tmp_path / "run" / "report.html").read_text()
     assert "NOT PRIVATE" in (tmp_path / "run" / "model_card.md").read_text()
@@ -91,7 +91,7 @@ def test_a_seeded_run_says_everywhere_that_it_is_not_private(run, table, tmp_pat
 
 def test_rows_left_out_by_their_coin_do_not_move_the_model(table, tmp_path, monkeypatch):
     """With the same noise, other labels of left-out rows change nothing; other labels of the rest do."""
-    settings = pipeline.Settings(epsilon=4, table=str(table), label="ill", test_seed=5, epochs=3, lot=100)
+    settings = pipeline.Settings(epsilon=4, table=str(table), label="ill", seed=5, epochs=3, lot=100)
     weights, original = {}, job.open_data
 
     def flipped(which):

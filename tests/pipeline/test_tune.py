@@ -74,7 +74,7 @@ def test_the_best_candidate_wins(run, table, tmp_path, monkeypatch):
     monkeypatch.setattr(recipes, "candidates", lambda *_, **__: [good, useless])
     monkeypatch.setattr(tuning, "draw_count", lambda count, rng: 8)
     for seed in (1, 2, 3):
-        asked = (*ASKED[:4], "--epsilon", 30, *ASKED[6:8], "--lot", 100, "--epochs", 10, "--test-seed", seed)
+        asked = (*ASKED[:4], "--epsilon", 30, *ASKED[6:8], "--lot", 100, "--epochs", 10, "--seed", seed)
         asked = (*asked, "--weak-guarantee")
         found = run(*asked, "--out", f"run{seed}", "--json").read()
         assert found["learning_rate"] == good.learning_rate
@@ -83,7 +83,7 @@ def test_the_best_candidate_wins(run, table, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("at", [3, 6, 10])
 def test_an_interrupted_tuning_goes_on_to_the_same_model(run, table, tmp_path, dying_at, three_runs, at):
-    asked = (*ASKED, "--test-seed", 3)
+    asked = (*ASKED, "--seed", 3)
     assert run(*asked, "--out", "whole").exit_code == 0
     with Ledger.open("budget.db") as book:
         book.account("patients", budget=Budget(4.0, 1e-5))

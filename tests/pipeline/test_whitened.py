@@ -55,13 +55,13 @@ def test_a_run_that_goes_on_does_not_release_again(run, tmp_path, monkeypatch, d
 
 
 def test_a_seeded_run_ends_the_same_whether_or_not_it_was_interrupted(run, monkeypatch):
-    assert run(*ASKED, "--test-seed", 1, "--out", "whole").exit_code == 0
+    assert run(*ASKED, "--seed", 1, "--out", "whole").exit_code == 0
     original = job._keep
     monkeypatch.setattr(job, "_keep", _interrupted)
     with pytest.raises(BaseException):  # noqa: B017, PT011
-        run(*ASKED, "--test-seed", 1, "--out", "cut").read()
+        run(*ASKED, "--seed", 1, "--out", "cut").read()
     monkeypatch.setattr(job, "_keep", original)
-    assert run(*ASKED, "--test-seed", 1, "--out", "cut").exit_code == 0
+    assert run(*ASKED, "--seed", 1, "--out", "cut").exit_code == 0
     whole, cut = pipeline.load("whole"), pipeline.load("cut")
     assert isinstance(whole.architecture.whitening.event, Reproducible)
     assert torch.equal(whole.module.weight, cut.module.weight)
@@ -88,7 +88,7 @@ def test_no_room_for_the_whitening_is_one_line_and_the_run_goes_on(run, tmp_path
 
 def test_rows_left_out_by_their_coin_do_not_move_it(tmp_path, monkeypatch):
     """With the same noise, other left-out rows give the same whitening; other rows that are in do not."""
-    settings, found = pipeline.Settings(data="digits", epsilon=8, test_seed=2), {}
+    settings, found = pipeline.Settings(data="digits", epsilon=8, seed=2), {}
     opened = job.open_data(settings)
     plan = planning.plan(settings, opened)
     architecture, receipt = plan.architecture, Receipt(plan.event)
@@ -123,7 +123,7 @@ def test_a_large_table_is_whitened_for_a_linear_model_and_a_small_one_is_not(run
 
 
 def test_tuning_pays_for_the_whitening_once(run, tmp_path):
-    assert run(*ASKED[:-1], 2, "--tune", 2, "--test-seed", 0, "--out", "run").exit_code == 0
+    assert run(*ASKED[:-1], 2, "--tune", 2, "--seed", 0, "--out", "run").exit_code == 0
     claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
     event = from_json(json.dumps(claim["events"]))
     assert event.parts[0] == Reproducible(BOTH)

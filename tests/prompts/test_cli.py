@@ -70,7 +70,7 @@ def test_tune_from_the_vocabulary_with_a_head_and_for_free_answers(model, texts)
     out = texts / "q.safetensors"
     base = ["tune", "--model", model, "--data", texts / "private.jsonl", "--epsilon", 2, "--out", out]
     base += ["--lot", 12, "--steps", 1]
-    shown = run(*base, "--tokens", 4, "--head", *ASK, "--test-seed", 1)
+    shown = run(*base, "--tokens", 4, "--head", *ASK, "--seed", 1)
     assert shown["tokens"] == 4
     assert shown["reproducible_noise_for_tests_only"] is True
     assert SoftPrompt.load(out).weight is not None
@@ -80,7 +80,7 @@ def test_tune_from_the_vocabulary_with_a_head_and_for_free_answers(model, texts)
 
 def test_a_new_line_may_be_written_in_every_text(model, texts):
     """The tokenizer splits at white space: a new line left as it was typed would be glued to its word."""
-    tune(model, texts, "--start", r"the\nreview\nis", "--test-seed", 1)
+    tune(model, texts, "--start", r"the\nreview\nis", "--seed", 1)
     started = SoftPrompt.load(texts / "p.safetensors")
     assert started.count == 3
 
@@ -88,7 +88,7 @@ def test_a_new_line_may_be_written_in_every_text(model, texts):
 def test_public_texts_centre_the_head(model, texts):
     found = []
     for more in ([], ["--public", texts / "public.txt"]):
-        tune(model, texts, "--head", "--test-seed", 1, *more)
+        tune(model, texts, "--head", "--seed", 1, *more)
         found.append(SoftPrompt.load(texts / "p.safetensors").centre)
     language = LanguageModel.load(model)
     started = SoftPrompt.from_text(language, tiny.CAUSAL, "the review is", head=True, public=tiny.TEXTS)
@@ -100,7 +100,7 @@ def test_label_buys_labels_and_chooses_a_student(model, texts):
     shown = run(
         "label", "--model", model, "--private", texts / "private.jsonl", "--public", texts / "public.txt",
         "--epsilon", 40, "--out", texts / "bought.jsonl", "--student", texts / "student.json", "--teachers", 12,
-        "--shots", 2, "--threshold", 0.3, "--test-seed", 1, "--queries", 5, "--weak-guarantee", *ASK,
+        "--shots", 2, "--threshold", 0.3, "--seed", 1, "--queries", 5, "--weak-guarantee", *ASK,
     )  # fmt: skip
     assert shown["asked"] == 5
     assert shown["epsilon"] <= 40

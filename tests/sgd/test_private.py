@@ -258,7 +258,7 @@ def test_a_map_style_data_set_trains_like_tensors(small, linear, workers):
 
 
 def test_adaptive_clipping_finds_the_quantile(small, linear):
-    rule = sgd.Adaptive(initial=100.0, quantile=0.5, rate=0.5, noise=10.0)
+    rule = sgd.Adaptive(initial=100.0, quantile=0.5, learning_rate=0.5, noise=10.0)
     made = plan(clip=rule, steps=60, noise=1e-9 + 0.1)
     optimizer = torch.optim.SGD(linear.parameters(), lr=0.0)
     model, optimizer, lots = sgd.make_private(linear, optimizer, small, made)

@@ -206,7 +206,7 @@ def test_a_forged_card_is_found(release, change):
     "change",
     [
         lambda a: a.update(epsilon=0.5),
-        lambda a: a.update(test_seed=7),
+        lambda a: a.update(seed=7),
         lambda a: a.update(person="pid"),
         lambda a: a.update(method="pate"),
         lambda a: a.update(epsilon="garbage"),
@@ -253,7 +253,7 @@ def test_an_audit_that_cannot_be_read_is_a_lie_and_no_traceback(trained, tmp_pat
 def test_a_seeded_run_is_no_release(tmp_path):
     (tmp_path / "people.schema.toml").write_text(SCHEMA)
     table = write_table(tmp_path / "people.csv")
-    asked = pipeline.Settings(epsilon=2.0, table=str(table), label="ill", epochs=2, lot=100, test_seed=1)
+    asked = pipeline.Settings(epsilon=2.0, table=str(table), label="ill", epochs=2, lot=100, seed=1)
     pipeline.train(asked, tmp_path / "run")
     assert lie(tmp_path / "run") == "seed"
     refuse_lies(tmp_path / "run")  # it does not lie about it

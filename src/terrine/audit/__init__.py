@@ -6,6 +6,8 @@ lower_bound(mechanism, first, second)       a black box, run on two neighbours -
 verdict(claim, evidence)                    consistent, or VIOLATED with the confidence
 """
 
+from typing import TYPE_CHECKING, Any
+
 from terrine.audit.bounds import Corrected, Rates, Split, bound
 from terrine.audit.guesses import Guesses
 from terrine.audit.metrics import Summary, roc, summary
@@ -14,7 +16,11 @@ from terrine.audit.scores import Scores
 from terrine.audit.tester import LowerBound, lower_bound
 from terrine.audit.verdicts import Evidence, Verdict, verdict
 
+if TYPE_CHECKING:
+    from terrine.audit.canaries import Canaries
+
 __all__ = [
+    "Canaries",
     "Corrected",
     "Evidence",
     "Guesses",
@@ -31,3 +37,11 @@ __all__ = [
     "summary",
     "verdict",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Canaries":  # the only part of this list that needs torch
+        from terrine.audit.canaries import Canaries
+
+        return Canaries
+    raise AttributeError(f"module 'terrine.audit' has no attribute {name!r}")

@@ -39,7 +39,7 @@ def simulate(
     local_epochs: Annotated[int, typer.Option(help="Passes of a client over its rows.")] = 3,
     learning_rate: Annotated[float | None, typer.Option(help="Of the local steps.")] = None,
     server: Annotated[str, typer.Option(help="fedavg or fedadam.")] = "fedavg",
-    server_rate: Annotated[float | None, typer.Option(help="Learning rate of the server.")] = None,
+    server_learning_rate: Annotated[float | None, typer.Option(help="Learning rate of the server.")] = None,
     classes_per_client: Annotated[int | None, typer.Option(help="Deal rows by class; else at random.")] = None,
     audit: Annotated[int | None, typer.Option(help="Clients left to coins for the audit; 0: none.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Without masks: the same sums, faster.")] = False,
@@ -48,7 +48,7 @@ def simulate(
     account: AccountName = None,
     by: By = None,
     purpose: Purpose = None,
-    test_seed: Annotated[int | None, typer.Option(help="For tests only: seeded noise, NOT private.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For tests only: seeded noise, NOT private.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train on clients' data at a certified epsilon; the folder holds model, claim, report and audit."""
@@ -58,9 +58,10 @@ def simulate(
     settings = simulation.SimulationSettings(
         data=data, clients=clients, rounds=rounds, epsilon=epsilon, per_round=per_round, delta=delta, clip=clip,
         adaptive_clip=adaptive_clip, sums=sums, bits=bits, survivors=survivors, colluding=colluding, dropping=dropping,
-        model=model, local_epochs=local_epochs, learning_rate=learning_rate, server=server, server_rate=server_rate,
+        model=model, local_epochs=local_epochs, learning_rate=learning_rate, server=server,
+        server_learning_rate=server_learning_rate,
         classes_per_client=classes_per_client, audit=audit, quick=quick, weak_guarantee=weak_guarantee,
-        test_seed=test_seed,
+        seed=seed,
     )  # fmt: skip
     finished = Folder(out).done
     with (

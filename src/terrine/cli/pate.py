@@ -23,9 +23,7 @@ _RULES = "laplace, gaussian, confident, interactive, stable, subsample or sparse
 
 Folder = Annotated[Path, typer.Option("--run", help="The run folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Seed = Annotated[
-    int | None, typer.Option("--test-seed", help="Seeded noise, for tests only: the result is marked as not private.")
-]
+Seed = Annotated[int | None, typer.Option("--seed", help="For tests only: seeded noise, NOT private.")]
 
 
 @app.command()
@@ -34,21 +32,21 @@ def split(
     data: Annotated[str, typer.Option(help="An .npz file with x, y (and groups), or mnist, digits, adult, ...")],
     teachers: Annotated[int, typer.Option(help="How many teachers.")],
     classes: Annotated[int, typer.Option(help="How many classes; public.")] = 10,
-    seed: Annotated[int, typer.Option(help="A public seed for the deal.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="A public seed for the deal (0 if left out); with --rate for tests only, NOT private."),
+    ] = None,
     rate: Annotated[
         float | None,
         typer.Option(help="Let each teacher draw examples at this rate, in secret: for --aggregator subsample."),
     ] = None,
-    test_seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Deal the private examples (or people, if the data has groups) to teachers."""
     from terrine.pate.data import Data
     from terrine.pate.run import RunFolder
 
-    deal = RunFolder(run).split(
-        Data.read(data), source=data, teachers=teachers, classes=classes, seed=seed, rate=rate, rng=_source(test_seed)
-    )
+    deal = RunFolder(run).split(Data.read(data), source=data, teachers=teachers, classes=classes, seed=seed, rate=rate)
     record = deal.record()
     _show({name: record[name] for name in ("kind", "teachers", "unit", "most_parts", "digest")}, as_json)
 
@@ -120,7 +118,7 @@ def label(
     account: AccountName = None,
     by: By = None,
     purpose: Purpose = None,
-    test_seed: Seed = None,
+    seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer queries with noise; this is what costs."""
@@ -140,7 +138,7 @@ def label(
     with charging(ledger, account, by=by, purpose=purpose, usual="pate: labels") as charged:
         answers = RunFolder(run).label(
             aggregator=aggregator, fields=given, student=student, queries=queries, most=most,
-            budget=budget_of(budget), rng=_source(test_seed), **charged.told,
+            budget=budget_of(budget), rng=_source(seed), **charged.told,
         )  # fmt: skip
     shown = {"asked": answers.asked, "answered": len(answers.answered), "stopped": answers.stopped}
     _show(shown | {"labels": str(run / "labels.json")}, as_json)
@@ -157,14 +155,14 @@ def bill(
     account: AccountName = None,
     by: By = None,
     purpose: Purpose = None,
-    test_seed: Seed = None,
+    seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what the answers cost: the data-independent epsilon and the sanitised one."""
     from terrine.pate.run import RunFolder
 
     with charging(ledger, account, by=by, purpose=purpose, usual="pate: sanitised bill") as charged:
-        shown = RunFolder(run).bill(delta=delta, sanitise=sanitise, order=order, rng=_source(test_seed), **charged.told)
+        shown = RunFolder(run).bill(delta=delta, sanitise=sanitise, order=order, rng=_source(seed), **charged.told)
     if pictures is not None:
         from terrine.pate.pictures import epsilon_against_queries
 

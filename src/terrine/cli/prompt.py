@@ -32,7 +32,7 @@ Classes = Annotated[
     str | None, typer.Option(help="The labels in the files, by class; default: the words without spaces, or numbers.")
 ]
 Instruction = Annotated[str, typer.Option(help="What a discrete prompt begins with.")]
-Seed = Annotated[int | None, typer.Option("--test-seed", help="For tests only: seeded noise, NOT private.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="For tests only: seeded noise, NOT private.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -64,7 +64,7 @@ def tune(
     account: AccountName = None,
     by: By = None,
     purpose: Purpose = None,
-    test_seed: Seed = None,
+    seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a soft prompt on private texts at a certified epsilon."""
@@ -82,7 +82,7 @@ def tune(
     failing = _meant(epsilon, delta, len(texts), weak_guarantee)
     plan = sgd.Plan(
         examples=len(texts), lot=min(lot, len(texts)), steps=steps, clip=clip, budget=Budget(epsilon, failing),
-        seed=test_seed,
+        seed=seed,
     )  # fmt: skip
     language = _language(model)
     options: dict[str, Any] = {"head": head, "calibrated": calibrate}
@@ -128,13 +128,12 @@ def label(
     threshold: Annotated[float, typer.Option(help="The share of teachers that must agree.")] = 0.6,
     raw: Annotated[bool, typer.Option("--raw", help="Without contextual calibration.")] = False,
     student: Annotated[Path | None, typer.Option(help="Also choose a prompt of public texts: a .json file.")] = None,
-    seed: Annotated[int, typer.Option(help="A public seed for the deal and the student's candidates.")] = 0,
     weak_guarantee: Weak = False,
     ledger: LedgerUrl = None,
     account: AccountName = None,
     by: By = None,
     purpose: Purpose = None,
-    test_seed: Seed = None,
+    seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Label public texts by a noisy vote of private prompts; --student chooses a prompt from them."""
@@ -154,7 +153,7 @@ def label(
     unlabelled = offered[:queries]
     failing = _meant(epsilon, delta, len(texts), weak_guarantee)
     rule = confident(Budget(epsilon, failing), teachers=teachers, queries=len(unlabelled), agreement=threshold)
-    deal = pate.split(len(texts), teachers, seed=seed)
+    deal = pate.split(len(texts), teachers, seed=seed or 0)
     backend = LocalModel(_language(model))
     calibration = None if raw else CONTENT_FREE
     check.whole("shots", shots)
@@ -164,13 +163,13 @@ def label(
         files.unmade_if_refused(*(path.parent for path in (out, student) if path is not None)),
     ):
         _ready(out, student)
-        receipt = Payment(**charged.told).charge(event if test_seed is None else Reproducible(event))
+        receipt = Payment(**charged.told).charge(event if seed is None else Reproducible(event))
     with counted("teachers", quiet=as_json) as progress:
         votes = vote(
             backend, asked, list(zip(texts, labels, strict=True)), deal, unlabelled,
             shots=shots, calibration=calibration, progress=progress,
         )  # fmt: skip
-    answers = rule.answer(votes, rng=SYSTEM if test_seed is None else Seeded(test_seed), receipt=receipt)
+    answers = rule.answer(votes, rng=SYSTEM if seed is None else Seeded(seed), receipt=receipt)
     privacy = record(answers, failing, texts=len(texts))
     names = _classes(classes, asked)
     _write_labels(out, unlabelled, answers.labels.tolist(), names)
@@ -180,7 +179,8 @@ def label(
         with counted("candidates", quiet=as_json) as progress:
             chosen = choose(
                 backend, asked, unlabelled, answers.labels,
-                shots=shots, unlabelled=offered[len(unlabelled) :][:100], seed=seed, privacy=privacy, progress=progress,
+                shots=shots, unlabelled=offered[len(unlabelled) :][:100], seed=seed or 0, privacy=privacy,
+                progress=progress,
             )  # fmt: skip
         chosen.save(student)
         shown["student"] = str(student)

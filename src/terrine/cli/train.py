@@ -65,7 +65,7 @@ def train(
     by: By = None,
     purpose: Purpose = None,
     sign: Annotated[str | None, typer.Option(help="Sign the manifest with this private key.")] = None,
-    test_seed: Annotated[int | None, typer.Option(help="For tests only: seeded noise, NOT private.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For tests only: seeded noise, NOT private.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train on private data at a certified epsilon; the folder holds model, claim, report and audit."""
@@ -77,7 +77,7 @@ def train(
         method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate,
         device=device, tune=tune, teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit,
         gradient_canaries=gradient_canaries,
-        weak_guarantee=weak_guarantee, test_seed=test_seed,
+        weak_guarantee=weak_guarantee, seed=seed,
     )  # fmt: skip
     finished = pipeline.Folder(out).done
     with charging(ledger, account, by=by, purpose=purpose, usual="terrine train") as charged:

@@ -80,25 +80,25 @@ class ServerOptimizer(Protocol):
 
 @dataclass(frozen=True)
 class FedAvg:
-    """Add the mean update, times `rate`; with momentum if wanted."""
+    """Add the mean update, times `learning_rate`; with momentum if wanted."""
 
-    rate: float = 1.0
+    learning_rate: float = 1.0
     momentum: float = 0.0
 
     def optimizer(self, parameters: Parameters) -> Optimizer:
-        return torch.optim.SGD(parameters, lr=self.rate, momentum=self.momentum)
+        return torch.optim.SGD(parameters, lr=self.learning_rate, momentum=self.momentum)
 
 
 @dataclass(frozen=True)
 class FedAdam:
     """Adam on the mean updates."""
 
-    rate: float = 0.01
+    learning_rate: float = 0.01
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-3
 
     def optimizer(self, parameters: Parameters) -> Optimizer:
-        return torch.optim.Adam(parameters, lr=self.rate, betas=self.betas, eps=self.eps)
+        return torch.optim.Adam(parameters, lr=self.learning_rate, betas=self.betas, eps=self.eps)
 
 
 @dataclass

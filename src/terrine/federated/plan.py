@@ -31,7 +31,7 @@ _NOISE = Search(low=0.05, high=1e4, start=1.0, private_end_is_high=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """A clipping bound that follows the `quantile` of the clients' norms: C <- C exp(-rate (b - quantile)). [ATMR21]
+    """A bound that follows a quantile of the clients' norms: C <- C exp(-learning_rate (b - quantile)). [ATMR21]
 
     b is the noisy share of clients whose norm was at most C. It rides along with the update as one more entry, of
     weight `weight`, and is paid for with it: what is clipped, noised and billed is (x / C, weight (bit - 1/2)).
@@ -39,17 +39,17 @@ class Adaptive:
 
     initial: float = 1.0
     quantile: float = 0.5
-    rate: float = 0.2
+    learning_rate: float = 0.2
     weight: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("initial", "rate", "weight"):
+        for name in ("initial", "learning_rate", "weight"):
             object.__setattr__(self, name, check.positive(name, getattr(self, name)))
         object.__setattr__(self, "quantile", check.open_unit("quantile", self.quantile))
 
     def following(self, bound: float, share: float) -> float:
         """The next bound, after a noisy `share` of the clients was within the present one."""
-        exponent = -self.rate * (min(max(share, 0.0), 1.0) - self.quantile)
+        exponent = -self.learning_rate * (min(max(share, 0.0), 1.0) - self.quantile)
         return min(max(bound * math.exp(exponent), 1e-12), 1e12)
 
 

@@ -61,13 +61,13 @@ class SimulationSettings:
     local_epochs: int = 3
     learning_rate: float | None = None
     server: str = "fedavg"
-    server_rate: float | None = None
+    server_learning_rate: float | None = None
     classes_per_client: int | None = None
     audit: int | None = None
     quick: bool = False
     """Add whole numbers up directly instead of by every message of the protocol: the same distribution."""
     weak_guarantee: bool = False
-    test_seed: int | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("data", SETS[:-1]), ("sums", SUMS), ("server", SERVERS)):
@@ -78,7 +78,7 @@ class SimulationSettings:
         for name in ("per_round", "survivors"):
             if getattr(self, name) is not None:
                 check.whole(name, getattr(self, name))
-        for name in ("learning_rate", "server_rate"):
+        for name in ("learning_rate", "server_learning_rate"):
             if getattr(self, name) is not None:
                 check.positive(name, getattr(self, name))
         if self.delta is not None:
@@ -112,7 +112,7 @@ class SimulationSettings:
         return Plan(
             clients=self.clients, per_round=per_round, rounds=self.rounds,
             clip=Adaptive(initial=self.clip) if self.adaptive_clip else self.clip,
-            budget=Budget(self.epsilon, delta), sums=self._sums(per_round), dimension=dimension, seed=self.test_seed,
+            budget=Budget(self.epsilon, delta), sums=self._sums(per_round), dimension=dimension, seed=self.seed,
         )  # fmt: skip
 
     def _sums(self, per_round: int) -> Central | Skellam | DiscreteGaussian:
@@ -150,7 +150,7 @@ def simulate(
         raise InvalidArgument(f"{out}: cut off after its model was written; another one costs again, in a new folder")
     opened = open_data(Settings(epsilon=settings.epsilon, data=settings.data))
     architecture = Architecture(settings.model or _model(settings.data), opened.shape, opened.classes)
-    module = _built(architecture, settings.test_seed)
+    module = _built(architecture, settings.seed)
     plan = settings.plan(sum(one.numel() for one in module.parameters()) + settings.adaptive_clip)
     with files.unmade_if_refused(folder.owner):
         if not folder.has(RECEIPT):
@@ -192,11 +192,11 @@ def _train(
     clients = [(features[part], labels[part]) for part in rows]
     audited = plan.clients // 4 if settings.audit is None else settings.audit
     tossed = coins.tossed(
-        folder.owner / "coins.npz", units=plan.clients, count=min(audited, plan.clients), seed=settings.test_seed
+        folder.owner / "coins.npz", units=plan.clients, count=min(audited, plan.clients), seed=settings.seed
     )
-    with torch.random.fork_rng(devices=[], enabled=settings.test_seed is not None):
-        if settings.test_seed is not None:
-            torch.manual_seed(settings.test_seed)
+    with torch.random.fork_rng(devices=[], enabled=settings.seed is not None):
+        if settings.seed is not None:
+            torch.manual_seed(settings.seed)
         federation = Federation(
             module, plan, clients, local=_local(settings, architecture), server=_server(settings),
             dropping=settings.dropping, full=not settings.quick, silent=[int(one) for one in tossed.out],
@@ -284,14 +284,16 @@ def _score(module: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def _local(settings: SimulationSettings, architecture: Architecture) -> Local:
-    rate = settings.learning_rate or (4.0 if architecture.name == "linear" else 0.1)
-    return Local(lambda parameters: torch.optim.SGD(parameters, lr=rate), epochs=settings.local_epochs, batch=50)
+    learning_rate = settings.learning_rate or (4.0 if architecture.name == "linear" else 0.1)
+    return Local(
+        lambda parameters: torch.optim.SGD(parameters, lr=learning_rate), epochs=settings.local_epochs, batch=50
+    )
 
 
 def _server(settings: SimulationSettings) -> FedAvg | FedAdam:
     if settings.server == "fedadam":
-        return FedAdam(rate=settings.server_rate or 0.01)
-    return FedAvg(rate=settings.server_rate or 1.0)
+        return FedAdam(learning_rate=settings.server_learning_rate or 0.01)
+    return FedAvg(learning_rate=settings.server_learning_rate or 1.0)
 
 
 def _model(data: str) -> str:

@@ -26,11 +26,11 @@ from terrine.rng import SYSTEM, Seeded, Source
 
 Progress = Callable[[int, int], None]
 _STUDENT = {"model": "network", "method": "consistency", "steps": 1500}
-_ABOUT_LABELS = {"aggregator", "queries", "most", "student", "budget", "test_seed"}
+_ABOUT_LABELS = {"aggregator", "queries", "most", "student", "budget", "seed"}
 _STEPS = {
-    "split": {"teachers", "classes", "seed", "rate", "test_seed"},
+    "split": {"teachers", "classes", "seed", "rate"},
     "train": {"model", "epochs", "jobs", "backend"},
-    "bill": {"delta", "sanitise", "order", "test_seed"},
+    "bill": {"delta", "sanitise", "order", "seed"},
     "student": {"model", "method", "steps", "seed"},
 }
 
@@ -108,14 +108,19 @@ class Job:
         """What the whole run costs, whatever the teachers say."""
         plan = self.plan
         labels = self.rule.event(plan.queries, plan.answers, unit=self.unit)
-        parts = [Reproducible(labels) if "test_seed" in self.label else labels]
+        parts = [Reproducible(labels) if self._seeded else labels]
         release = planned_release(
             self.rule, queries=plan.queries, answers=plan.answers, classes=self.split["classes"],
             delta=self.bill["delta"], order=self.bill.get("order"), unit=self.unit,
         )  # fmt: skip
         if self.bill["sanitise"] and release is not None:
-            parts.append(Reproducible(release.event) if "test_seed" in self.bill else release.event)
+            parts.append(Reproducible(release.event) if "seed" in self.bill else release.event)
         return parts[0] if len(parts) == 1 else Composed(parts)
+
+    @property
+    def _seeded(self) -> bool:
+        """Whether labels can be computed again: their noise is seeded, or the teachers' secret subsets are."""
+        return "seed" in self.label or ("rate" in self.split and "seed" in self.split)
 
     def _check(self) -> None:
         """Whatever can be refused is refused before it is paid for."""
@@ -155,7 +160,7 @@ def carry_out(
             files.private_folder(run.folder)
         receipt = paid(run.owner / "receipt.json", event, payment, settings=job.asked)
     _buy(job, run, receipt, progress)
-    priced = {name: value for name, value in job.bill.items() if name != "test_seed"}
+    priced = {name: value for name, value in job.bill.items() if name != "seed"}
     shown = run.bill(receipt=receipt, rng=_source(job.bill), **priced)
     _, path = run.student(job.public, **job.student, progress=progress)
     return shown, path
@@ -186,8 +191,7 @@ def _check_meaning(job: Job, event: Event, weak_guarantee: bool) -> None:
 def _buy(job: Job, run: RunFolder, receipt: Receipt, progress: Progress | None) -> None:
     """Deal, train, vote and label, where that was not done."""
     if not run.has("run.json"):
-        dealt = {name: value for name, value in job.split.items() if name != "test_seed"}
-        run.split(job.data, source=job.source, rng=_source(job.split), **dealt)
+        run.split(job.data, source=job.source, **job.split)
     if not run.has("owner/votes.npz"):
         run.vote(run.train(job.data, **{"model": "network", **job.train}, progress=progress), job.public)
     if not run.has("labels.json"):
@@ -199,4 +203,4 @@ def _buy(job: Job, run: RunFolder, receipt: Receipt, progress: Progress | None) 
 
 
 def _source(step: Mapping[str, Any]) -> Source:
-    return Seeded(step["test_seed"]) if "test_seed" in step else SYSTEM
+    return Seeded(step["seed"]) if "seed" in step else SYSTEM

@@ -117,9 +117,9 @@ class FeatureMatching:
     With logits l over the classes and Z = sum of e^l, an image is real with probability Z / (Z + 1).
     """
 
-    noise: int = 50
+    latent: int = 50
     width: int = 256
-    rate: float = 3e-4
+    learning_rate: float = 3e-4
 
     def loss(self, step: MethodStep) -> Tensor:
         """Unused: a game has two losses; `train` plays it."""
@@ -128,7 +128,7 @@ class FeatureMatching:
     def generator(self, shape: tuple[int, ...]) -> nn.Module:
         """From noise to inputs between 0 and 1."""
         return nn.Sequential(
-            nn.Linear(self.noise, self.width),
+            nn.Linear(self.latent, self.width),
             nn.BatchNorm1d(self.width),
             nn.Softplus(),
             nn.Linear(self.width, self.width),
@@ -160,7 +160,7 @@ class Game:
     def __init__(self, method: FeatureMatching, shape: tuple[int, ...], count: int) -> None:
         self.method, self.count = method, count
         self.maker = method.generator(shape)
-        self.optimiser = torch.optim.Adam(self.maker.parameters(), lr=method.rate * 3, betas=(0.5, 0.999))
+        self.optimiser = torch.optim.Adam(self.maker.parameters(), lr=method.learning_rate * 3, betas=(0.5, 0.999))
 
     def play(self, step: MethodStep) -> Tensor:
         """One move of the generator; the loss for the classifier's move."""
@@ -171,7 +171,7 @@ class Game:
         return self.method.classify(step, self._made(step).detach())
 
     def _made(self, step: MethodStep) -> Tensor:
-        noise = step.generator.random((self.count, self.method.noise), dtype=np.float32)
+        noise = step.generator.random((self.count, self.method.latent), dtype=np.float32)
         made: Tensor = self.maker(torch.from_numpy(noise))
         return made
 

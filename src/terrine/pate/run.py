@@ -32,7 +32,7 @@ from terrine.pate.named import builder, estimator, kind_of, made, methods
 from terrine.pate.partitions import Membership, Partition, Subsampled, split
 from terrine.pate.votes import Votes
 from terrine.receipts import Charged, Receipt
-from terrine.rng import SYSTEM, Source
+from terrine.rng import SYSTEM, Seeded, Source
 
 Progress = Callable[[int, int], None]
 
@@ -56,11 +56,13 @@ class RunFolder:
         source: str,
         teachers: int,
         classes: int,
-        seed: int = 0,
+        seed: int | None = None,
         rate: float | None = None,
-        rng: Source = SYSTEM,
     ) -> Partition | Membership:
-        """Deal the private data to teachers; with a `rate`, each teacher draws its own part in secret (M_samp)."""
+        """Deal the private data to teachers, by a public `seed`.
+
+        With a `rate`, each teacher draws its own part in secret (M_samp); a `seed` is then for tests only.
+        """
         if (self.folder / "run.json").exists():
             raise InvalidArgument(f"{self.folder} already holds a run: want a new folder")
         if rate is not None and data.groups is not None:
@@ -68,9 +70,9 @@ class RunFolder:
         classes = check.whole("classes", classes, at_least=2)
         deal: Partition | Membership
         if rate is None:
-            deal = split(len(data.inputs), teachers, seed=seed, groups=data.groups)
+            deal = split(len(data.inputs), teachers, seed=seed or 0, groups=data.groups)
         else:
-            deal = Subsampled(rate, teachers).draw(len(data.inputs), rng=rng)
+            deal = Subsampled(rate, teachers).draw(len(data.inputs), rng=SYSTEM if seed is None else Seeded(seed))
         files.private_folder(self.folder)
         files.private_folder(self.owner)
         deal.save(self.owner / ("partition.json" if rate is None else "subsets.npz"))
@@ -111,7 +113,7 @@ class RunFolder:
         images = data.inputs.ndim == 4
         recipe = Recipe(
             epochs=epochs,
-            rate=3e-3,
+            learning_rate=3e-3,
             shift=min(2, data.inputs.shape[-1] // 9) if images else 0,
             warp=1.0 if images else 0.0,
         )

@@ -49,7 +49,7 @@ class Recipe:
 
     epochs: int = 20
     batch: int = 16
-    rate: float = 2e-3
+    learning_rate: float = 2e-3
     weight_decay: float = 0.0
     shift: int = 0
     warp: float = 0.0
@@ -57,7 +57,7 @@ class Recipe:
     def __post_init__(self) -> None:
         check.whole("epochs", self.epochs)
         check.whole("batch", self.batch)
-        check.positive("rate", self.rate)
+        check.positive("learning_rate", self.learning_rate)
         check.not_negative("weight_decay", self.weight_decay)
         check.whole("shift", self.shift, at_least=0)
         check.not_negative("warp", self.warp)
@@ -174,7 +174,7 @@ def train(
     for value in stack.parameters.values():
         value.requires_grad_(True)
     stack.template.train()
-    optimiser = torch.optim.Adam(stack.parameters.values(), lr=recipe.rate, weight_decay=recipe.weight_decay)
+    optimiser = torch.optim.Adam(stack.parameters.values(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     generators = [np.random.default_rng([seed, 1]) for seed in seeds]
     shifts = np.random.default_rng([seeds[0], 2])
     steps = max(1, math.ceil(max(len(part) for part in parts) / recipe.batch))
@@ -185,7 +185,7 @@ def train(
         seen = warped(inputs, recipe.warp, shifts)
         for step in range(steps):
             share = (epoch * steps + step) / (recipe.epochs * steps)
-            optimiser.param_groups[0]["lr"] = recipe.rate * 0.5 * (1 + math.cos(math.pi * share))
+            optimiser.param_groups[0]["lr"] = recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
             chosen = order[:, step * recipe.batch : (step + 1) * recipe.batch]
             x = shifted(seen[chosen], recipe.shift, shifts)
             optimiser.zero_grad(set_to_none=True)

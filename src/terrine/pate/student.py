@@ -57,7 +57,7 @@ class Course:
     steps: int = 1500
     labelled: int = 48
     unlabelled: int = 96
-    rate: float = 3e-3
+    learning_rate: float = 3e-3
     weight_decay: float = 1e-4
     average: float = 0.99
     """The student that is kept is a running mean of its weights."""
@@ -92,10 +92,10 @@ def train(
         game = Game(method, tuple(inputs.shape[1:]), plan.unlabelled) if isinstance(method, FeatureMatching) else None
         generator = np.random.default_rng([seed, 3])
         mean = copy.deepcopy(model)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=plan.rate, weight_decay=plan.weight_decay)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
         for number in range(plan.steps):
             done = number / plan.steps
-            optimiser.param_groups[0]["lr"] = plan.rate * math.cos(7 / 16 * math.pi * done)
+            optimiser.param_groups[0]["lr"] = plan.learning_rate * math.cos(7 / 16 * math.pi * done)
             some = torch.from_numpy(generator.choice(chosen, plan.labelled))
             rest = torch.from_numpy(generator.choice(len(inputs), plan.unlabelled))
             step = MethodStep(

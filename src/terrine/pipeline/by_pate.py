@@ -65,7 +65,7 @@ def planned(settings: Settings, opened: Opened) -> Labelling:
     asked = recipes.queries(settings, teachers=teachers, available=opened.public, delta=budget.delta)
     rule = GaussianMax(accounting.calibrate(lambda noise: GaussianMax(noise).event(asked, unit=unit), budget))
     event = rule.event(asked, unit=unit)
-    return Labelling(event if settings.test_seed is None else Reproducible(event), rule, asked, teachers, pairs)
+    return Labelling(event if settings.seed is None else Reproducible(event), rule, asked, teachers, pairs)
 
 
 def learn(
@@ -83,7 +83,7 @@ def learn(
     assert material.public is not None
     receipt.covers(labelling.event)
     units, pairs = material.units, labelling.pairs
-    tossed = coins.tossed(folder.owner / "coins.npz", units=units.count, count=2 * pairs, seed=settings.test_seed)
+    tossed = coins.tossed(folder.owner / "coins.npz", units=units.count, count=2 * pairs, seed=settings.seed)
     first, second = tossed.units[:pairs], tossed.units[pairs:]
     heads = tossed.heads[:pairs]
     kept = np.setdiff1d(np.arange(units.count), np.where(heads, second, first))
@@ -136,7 +136,7 @@ def _labels(
     with progress("teachers") as shown:
         trained = run.train(private, model="logistic", progress=shown)
     run.vote(trained, Data(public.flatten(1).numpy()))
-    source = SYSTEM if settings.test_seed is None else Seeded(settings.test_seed)
+    source = SYSTEM if settings.seed is None else Seeded(settings.seed)
     return run.label(
         aggregator="gaussian", fields={"noise": labelling.rule.noise}, queries=labelling.queries, receipt=receipt,
         rng=source,
@@ -148,7 +148,7 @@ def _student(
 ) -> nn.Module:
     labels = np.full(len(public), -1, dtype=np.int64)
     labels[: len(answers.labels)] = answers.labels
-    course = students.Course(steps=_STEPS, rate=0.05 if "linear" in architecture.name else 2e-3)
+    course = students.Course(steps=_STEPS, learning_rate=0.05 if "linear" in architecture.name else 2e-3)
     with progress("student") as shown:
         return students.train(
             architecture.build,
@@ -156,7 +156,7 @@ def _student(
             labels,
             students.Consistency(),
             course,
-            seed=settings.test_seed or 0,
+            seed=settings.seed or 0,
             progress=shown,
         )
 

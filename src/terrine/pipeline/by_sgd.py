@@ -65,7 +65,7 @@ def planned(settings: Settings, opened: Opened, architecture: Architecture, befo
         clip=usual.clip,
         budget=Budget(settings.epsilon, recipes.delta(settings, count)),
         preparation=(*before, *(() if measured is None else (measured.event,))),
-        seed=settings.test_seed,
+        seed=settings.seed,
     )
     rate = settings.learning_rate or recipes.learning_rate(
         architecture.kind, noise=plan.noise, lot=plan.lot, clip=usual.clip
@@ -119,7 +119,7 @@ def _twin(
     found = twin.attacked(
         built(architecture, settings), training.plan, rows, count=settings.gradient_canaries,
         learning_rate=training.learning_rate, momentum=training.usual.momentum, criterion=_criterion(),
-        person=units.ids, seed=settings.test_seed,
+        person=units.ids, seed=settings.seed,
     )  # fmt: skip
     return found.scores, found.included
 
@@ -130,9 +130,9 @@ def _criterion() -> nn.Module:
 
 def built(architecture: Architecture, settings: Settings) -> nn.Module:
     """The module before training."""
-    with torch.random.fork_rng(devices=[], enabled=settings.test_seed is not None):
-        if settings.test_seed is not None:
-            torch.manual_seed(settings.test_seed)
+    with torch.random.fork_rng(devices=[], enabled=settings.seed is not None):
+        if settings.seed is not None:
+            torch.manual_seed(settings.seed)
         return architecture.build()
 
 
@@ -140,7 +140,7 @@ def trainer(
     checkpoint: Path,
     module: nn.Module,
     plan: sgd.Plan,
-    rate: float,
+    learning_rate: float,
     usual: recipes.Defaults,
     quiet: bool,
     device: str | None = None,
@@ -148,7 +148,7 @@ def trainer(
     """What trains `module` as planned, and goes on from `checkpoint`."""
     return sgd.Trainer(
         module,
-        torch.optim.SGD(module.parameters(), lr=rate, momentum=usual.momentum),
+        torch.optim.SGD(module.parameters(), lr=learning_rate, momentum=usual.momentum),
         _criterion(),
         plan,
         average=Average(usual.average),
@@ -191,7 +191,7 @@ def _accuracy(
     if not len(tossed.out):  # every coin fell on heads
         return {"measured_on": "nothing: no row was left out by its coin"}
     right = right_answers(module, features, material, tossed.out)
-    source = SYSTEM if settings.test_seed is None else Seeded(settings.test_seed)
+    source = SYSTEM if settings.seed is None else Seeded(settings.seed)
     noisy = int(np.asarray(measured.release(right, rng=source).value).reshape(-1)[0])
     record = {
         "accuracy": min(max(noisy / len(tossed.out), 0.0), 1.0),
@@ -216,7 +216,7 @@ def of_each(units: Units) -> str:
     return "private rows that were" if units.people is None else "one row of each of the people who were"
 
 
-def facts(plan: sgd.Plan, rate: float, usual: recipes.Defaults) -> dict[str, Any]:
+def facts(plan: sgd.Plan, learning_rate: float, usual: recipes.Defaults) -> dict[str, Any]:
     """Public facts about the training, for the record."""
     return {
         "sampler": f"Poisson: every {plan.unit.value} falls into each lot independently",
@@ -227,7 +227,7 @@ def facts(plan: sgd.Plan, rate: float, usual: recipes.Defaults) -> dict[str, Any
         "steps": plan.steps,
         "epochs": usual.epochs,
         **({"examples": plan.examples} if plan.people is None else _of_people(plan)),
-        "learning_rate": rate,
+        "learning_rate": learning_rate,
         "momentum": usual.momentum,
         "average": usual.average,
     }

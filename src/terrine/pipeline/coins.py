@@ -49,7 +49,7 @@ class Coins:
 
 def of_run(owner: Path, settings: Settings, count: int) -> Coins:
     """The coins of a run by DP-SGD on `count` units, in its owner's folder."""
-    return tossed(owner / "coins.npz", units=count, count=recipes.audited(settings, count), seed=settings.test_seed)
+    return tossed(owner / "coins.npz", units=count, count=recipes.audited(settings, count), seed=settings.seed)
 
 
 def mislabelled(material: Material, canaries: Integers) -> Integers:

@@ -168,7 +168,7 @@ def _of_table(settings: Settings) -> Opened:
         schema=schema,
         unbounded=len(bounds.unknown(schema)) if settings.private_bounds else 0,
         look=look,
-        find=lambda: bounds.find(table, schema, units, epsilon=settings.epsilon, seed=settings.test_seed),
+        find=lambda: bounds.find(table, schema, units, epsilon=settings.epsilon, seed=settings.seed),
     )
 
 

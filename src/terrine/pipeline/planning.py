@@ -50,7 +50,7 @@ class RunPlan:
     @property
     def generator(self) -> str:
         """What makes the run's noise."""
-        seeded = self.settings.test_seed is not None
+        seeded = self.settings.seed is not None
         direct = "Philox from a seed" if seeded else "the operating system's generator"
         if isinstance(self.method, by_pate.Labelling):
             words = f"{direct} (noise on the votes)"

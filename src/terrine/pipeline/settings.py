@@ -56,7 +56,7 @@ class Settings:
     """Audit by a twin as well: so many gradient canaries in a second training by the same plan; None is no twin."""
     weak_guarantee: bool = False
     """Train also where epsilon is above 20 or delta is not below 1/rows: a guarantee that means little."""
-    test_seed: int | None = None
+    seed: int | None = None
     """For tests only: lots, coins and noise from a seed; the event is stamped so."""
 
     def __post_init__(self) -> None:

@@ -94,7 +94,7 @@ def planned(settings: Settings, opened: Opened, architecture: Architecture, befo
         return {
             lot: sgd.Plan(
                 **opened.units.planned, lot=lot, epochs=usual.epochs, clip=usual.clip,
-                budget=Budget(once, budget.delta), preparation=(scored.event,), seed=settings.test_seed,
+                budget=Budget(once, budget.delta), preparation=(scored.event,), seed=settings.seed,
             )
             for lot in recipes.lots(settings, usual)
         }  # fmt: skip
@@ -161,7 +161,7 @@ def _held(folder: Folder, settings: Settings, total: int, tossed: coins.Coins) -
     path = folder.path / _HELD
     if not path.exists():
         others = np.setdiff1d(np.arange(total), tossed.units)
-        drawn = np.random.default_rng(settings.test_seed).permutation(others)[: _held_units(settings, total)]
+        drawn = np.random.default_rng(settings.seed).permutation(others)[: _held_units(settings, total)]
         with folder.written(_HELD) as file:
             np.save(file, np.sort(drawn).astype(np.int64))
     found: NDArray[np.int64] = np.load(path, allow_pickle=False)
@@ -200,7 +200,7 @@ def _best_place(tuned: _Tuned, state: dict[str, Any]) -> int:
 def _trained(tuned: _Tuned, state: dict[str, Any], place: int) -> tuple[nn.Module, recipes.Candidate]:
     """One run, trained to its end; read back where it was trained before."""
     candidate = recipes.Candidate(*state["candidates"][place])
-    seed = None if tuned.settings.test_seed is None else tuned.settings.test_seed + 1000 * (place + 1)
+    seed = None if tuned.settings.seed is None else tuned.settings.seed + 1000 * (place + 1)
     plan = replace(tuned.tuning.plans[candidate.lot], clip=candidate.clip, epochs=None, budget=None, seed=seed)
     tuned.receipt.covers(plan.event)
     units = tuned.material.units
@@ -220,7 +220,7 @@ def _checkpoint(tuned: _Tuned, place: int) -> Any:
 
 
 def _source(settings: Settings, place: int) -> Source:
-    return SYSTEM if settings.test_seed is None else Seeded(settings.test_seed + place)
+    return SYSTEM if settings.seed is None else Seeded(settings.seed + place)
 
 
 def _accuracy(tuned: _Tuned, score: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def event(settings: Settings, architecture: Architecture, units: Units) -> Event
     noise = recipes.whitening_noise(settings, units.count)
     return whitening_event(
         mean_noise=noise.mean, noise=noise.moments, power=architecture.ways.power, unit=units.unit,
-        seed=settings.test_seed,
+        seed=settings.seed,
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def _released(
     return private_whitening(
         features, mean_noise=noise.mean, noise=noise.moments, **architecture.ways._asdict(),
         without=torch.from_numpy(units.all_rows(tossed.out)), people=units.people, rows_per_person=units.most or 1,
-        seed=settings.test_seed,
+        seed=settings.seed,
     )  # fmt: skip
 
 

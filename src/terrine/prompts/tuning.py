@@ -56,7 +56,7 @@ def tune(
     """A copy of `prompt`, trained on private texts and their classes (or, without label words, their answers).
 
     `learning_rate` is relative to the size of the model's own token vectors and falls to zero over the plan's steps;
-    `optimizer` (parameters in, optimizer out) replaces Adam and its rate.
+    `optimizer` (parameters in, optimizer out) replaces Adam and its learning rate.
 
     Guarantee: the returned prompt costs at most `plan.event`, which the account is charged for before the first step.
 
@@ -147,13 +147,13 @@ def _check_apart(language: LanguageModel, prompt: SoftPrompt) -> None:
         )
 
 
-def _adam(language: LanguageModel, prompt: SoftPrompt, rate: float) -> Optimizer:
-    """Adam whose rate is relative to a token's vector; the output layer, nearly linear in it, takes larger steps."""
-    rate = check.positive("learning_rate", rate)
-    groups: list[dict[str, Any]] = [{"params": [prompt.tokens], "lr": rate * _size(language.table)}]
+def _adam(language: LanguageModel, prompt: SoftPrompt, learning_rate: float) -> Optimizer:
+    """Adam, its learning rate relative to a token's vector; the output layer, nearly linear, takes larger steps."""
+    learning_rate = check.positive("learning_rate", learning_rate)
+    groups: list[dict[str, Any]] = [{"params": [prompt.tokens], "lr": learning_rate * _size(language.table)}]
     if prompt.weight is not None:
-        groups.append({"params": [prompt.weight], "lr": 4 * rate / language.width**0.5})
-        groups.append({"params": [prompt.bias], "lr": 4 * rate})
+        groups.append({"params": [prompt.weight], "lr": 4 * learning_rate / language.width**0.5})
+        groups.append({"params": [prompt.bias], "lr": 4 * learning_rate})
     return torch.optim.Adam(groups)
 
 

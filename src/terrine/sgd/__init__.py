@@ -19,15 +19,18 @@ try:
 except ImportError as error:
     raise MissingExtra("torch", extra="torch") from error
 
+from terrine.sgd.averaging import Average
 from terrine.sgd.clipping import Automatic, Flat, PerLayer, clipped_sum
 from terrine.sgd.correlated import Banded
 from terrine.sgd.mixing_layers import fix, validate
+from terrine.sgd.optimizers import CorrectedAdam
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import make_private
 from terrine.sgd.sampling import FixedSize, Poisson, Shuffled
 from terrine.sgd.schedules import Adaptive, Stages
 from terrine.sgd.separation import CyclicPoisson, FixedOrder
 from terrine.sgd.training import Trainer
+from terrine.sgd.validation import Budgeted, PublicValidation
 
 if TYPE_CHECKING:
     from terrine.sgd.classifier import PrivateClassifier
@@ -35,7 +38,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Adaptive",
     "Automatic",
+    "Average",
     "Banded",
+    "Budgeted",
+    "CorrectedAdam",
     "CyclicPoisson",
     "FixedOrder",
     "FixedSize",
@@ -44,6 +50,7 @@ __all__ = [
     "Plan",
     "Poisson",
     "PrivateClassifier",
+    "PublicValidation",
     "Shuffled",
     "Stages",
     "Trainer",

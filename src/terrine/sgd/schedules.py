@@ -1,8 +1,8 @@
 """What may change during a run, fixed in advance by the plan or steered by a billed release.
 
 Stages      factors for equal, successive parts of the run; for the noise or for the clipping bound
-Adaptive    the bound follows a quantile of the gradient norms: C <- C exp(-rate (b - quantile)), where b is the
-            fraction of examples with norm <= C, released with Gaussian noise              [ATMR21] Algorithm 1
+Adaptive    the bound follows a quantile of the gradient norms: C <- C exp(-learning_rate (b - quantile)), where b is
+            the fraction of examples with norm <= C, released with Gaussian noise              [ATMR21] Algorithm 1
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Adaptive:
 
     initial: float = 1.0
     quantile: float = 0.5
-    rate: float = 0.2
+    learning_rate: float = 0.2
     noise: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "initial", check.positive("initial", self.initial))
         object.__setattr__(self, "quantile", check.open_unit("quantile", self.quantile))
-        object.__setattr__(self, "rate", check.positive("rate", self.rate))
+        object.__setattr__(self, "learning_rate", check.positive("learning_rate", self.learning_rate))
         if self.noise is not None:
             object.__setattr__(self, "noise", check.positive("noise", self.noise))
 
@@ -65,5 +65,5 @@ class Adaptive:
 
     def following(self, bound: float, fraction: float) -> float:
         """The next bound, after a noisy `fraction` of the examples was within the present one."""
-        exponent = -self.rate * (min(max(fraction, 0.0), 1.0) - self.quantile)
+        exponent = -self.learning_rate * (min(max(fraction, 0.0), 1.0) - self.quantile)
         return min(max(bound * math.exp(exponent), 1e-20), 1e20)

@@ -129,7 +129,7 @@ def asked(folder: Path) -> str:
         "epsilon": privacy["epsilon"] > _number(told, "epsilon") * (1 + _SAME),
         "delta": told["delta"] not in (None, privacy["delta"]),
         "person": (told.get("person") is not None) != (settled_unit(event) is Unit.PERSON),
-        "test_seed": (told["test_seed"] is not None) != is_reproducible(event),
+        "seed": (told["seed"] is not None) != is_reproducible(event),
         "method": _METHODS.get(told.get("method", "federated")) != privacy["method"],
     }
     if wrong := [name for name, differing in differs.items() if differing]:
