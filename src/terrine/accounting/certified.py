@@ -14,8 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from scipy.optimize import brentq
-
 from terrine import check
 from terrine.accounting import gaussian, integer_noise
 from terrine.accounting.independent import Composition, Part
@@ -25,6 +23,7 @@ from terrine.accounting.quadrature import Crowded, Line, Nodes
 from terrine.accounting.rare import apart
 from terrine.accounting.reach import within_floats
 from terrine.accounting.renyi import gaussian_noise
+from terrine.accounting.roots import root as root_of
 from terrine.accounting.saddle_point import log_saddle_delta, saddle, saddle_at
 from terrine.errors import UnsupportedEvent
 from terrine.events import (
@@ -562,7 +561,7 @@ def _bracketed_root(excess: Callable[[float], float], guess: float, step: float)
         high, low, step = low, max(0.0, low - step), step * 4
     if excess(low) <= 0:
         return 0.0
-    return float(brentq(excess, low, high, xtol=1e-11 * high, rtol=1e-10))
+    return root_of(excess, low, high, xtol=1e-11 * high, rtol=1e-10)
 
 
 def _outward(curve: Callable[[float], float], delta: float, found: float, is_upper: bool) -> float:

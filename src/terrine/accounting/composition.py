@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from scipy.optimize import minimize_scalar
-
 from terrine import check
 from terrine.accounting import gaussian
 from terrine.accounting.amplification import poisson
@@ -155,6 +153,8 @@ def strong_dpsgd(*, noise: float, rate: float, steps: int, delta: float) -> floa
         step = poisson(single, rate=rate)
         drift = steps * step * math.expm1(min(step, 700.0))
         return (step * math.sqrt(2 * steps * math.log(1 / (share * delta))) + drift) * (1 + 1e-13)
+
+    from scipy.optimize import minimize_scalar  # dear to import, and only needed here
 
     return float(minimize_scalar(found, bounds=(1e-6, 1 - 1e-6), method="bounded").fun)
 

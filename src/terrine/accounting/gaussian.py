@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 
-from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from terrine import check
+from terrine.accounting.roots import root as root_of
 
 _ROUNDING = 1e-12
 """Relative error granted to the two normal tails and their difference, far above what scipy commits."""
@@ -54,7 +54,7 @@ def _solve(mu: float, target: float, curve: object, *, upward: bool) -> float:
         high *= 2
         if high > _LARGEST:
             raise OverflowError(f"mu={mu:g}: its epsilon is out of reach")
-    root = float(brentq(lambda value: curve(mu, value) / target - 1, 0.0, high, xtol=1e-15 * high, rtol=1e-14))
+    root = root_of(lambda value: curve(mu, value) / target - 1, 0.0, high, xtol=1e-15 * high, rtol=1e-14)
     step = max(abs(root), 1e-300) * 1e-14
     while upward and curve(mu, root) > target:
         root, step = root + step, step * 2

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from terrine import accounting as certified
 from terrine import check
-from terrine.accounting import composition, moments, renyi
 from terrine.errors import InvalidArgument, MalformedEvents
 from terrine.events import (
     Budget,
@@ -47,13 +44,22 @@ class AccountingMethod(enum.StrEnum):
     BASIC = "basic"
 
 
-_METHODS: dict[AccountingMethod, Callable[[Event, float], float]] = {
-    AccountingMethod.TIGHT: lambda event, delta: certified.epsilon(event, delta=delta),
-    AccountingMethod.RENYI: lambda event, delta: renyi.epsilon(event, delta=delta),
-    AccountingMethod.MOMENTS: lambda event, delta: moments.epsilon(event, delta=delta),
-    AccountingMethod.ADVANCED: lambda event, delta: composition.advanced(event, delta=delta),
-    AccountingMethod.BASIC: lambda event, delta: composition.basic(event, delta=delta),
-}
+def _by(method: AccountingMethod, event: Event, delta: float) -> float:
+    """The epsilon that one accountant finds."""
+    from terrine import accounting
+    from terrine.accounting import composition, moments, renyi
+
+    match method:
+        case AccountingMethod.TIGHT:
+            return accounting.epsilon(event, delta=delta)
+        case AccountingMethod.RENYI:
+            return renyi.epsilon(event, delta=delta)
+        case AccountingMethod.MOMENTS:
+            return moments.epsilon(event, delta=delta)
+        case AccountingMethod.ADVANCED:
+            return composition.advanced(event, delta=delta)
+        case AccountingMethod.BASIC:
+            return composition.basic(event, delta=delta)
 
 
 def epsilon(
@@ -68,13 +74,15 @@ def epsilon(
     as_json: AsJson = False,
 ) -> None:
     """The epsilon of a DP-SGD run, or of any recorded events."""
+    from terrine import accounting as certified
+
     event = _event(noise, rate, steps, events)
     delta = check.open_unit("delta", delta)
     if method is AccountingMethod.TIGHT:
         found = certified.bounds(event, delta=delta)
         lower, upper = found.lower, found.upper
     else:
-        lower, upper = certified.bounds(event, delta=delta).lower, _METHODS[method](event, delta)
+        lower, upper = certified.bounds(event, delta=delta).lower, _by(method, event, delta)
     record = {
         "epsilon": upper,
         "lower": lower,
@@ -102,6 +110,8 @@ def epsilon(
 
 def noise(epsilon: Epsilon, delta: Delta, rate: Rate = 1.0, steps: Steps = "1", as_json: AsJson = False) -> None:
     """The smallest noise that keeps a budget."""
+    from terrine import accounting as certified
+
     count, rate = _whole_steps(steps), check.rate("rate", rate)
     budget = _budget(epsilon, delta)
     found = certified.calibrate(lambda value: _dpsgd(value, rate, count), budget, over=certified.NOISE)
@@ -122,6 +132,8 @@ def steps(
     as_json: AsJson = False,
 ) -> None:
     """The most steps that a budget allows."""
+    from terrine import accounting as certified
+
     rate, noise = check.rate("rate", rate), check.positive("noise", noise)
     budget = _budget(epsilon, delta)
     found = int(certified.calibrate(lambda value: _dpsgd(noise, rate, int(value)), budget, over=certified.STEPS))
@@ -143,16 +155,17 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Every accountant's epsilon as training goes on: Figure 2 of Abadi et al., with the certified curve in it."""
+    from terrine.accounting import composition
     from terrine.cli.progress import track
 
     rate, noise = check.rate("rate", rate), check.positive("noise", noise)
     epochs, delta = check.positive("epochs", epochs), check.open_unit("delta", delta)
     points = sorted({max(1, round(epochs * share / 40 / rate)) for share in range(1, 41)})
-    curves: dict[str, list[float]] = {name: [] for name in (*_METHODS, "textbook (not proven)")}
+    curves: dict[str, list[float]] = {name: [] for name in (*AccountingMethod, "textbook (not proven)")}
     for count in track(points, "comparing accountants", quiet=as_json):
         event = _dpsgd(noise, rate, count)
-        for name, run in _METHODS.items():
-            curves[name].append(run(event, delta))
+        for method in AccountingMethod:
+            curves[method].append(_by(method, event, delta))
         textbook = composition.unproven_textbook_strong_dpsgd(noise=noise, rate=rate, steps=count, delta=delta)
         curves["textbook (not proven)"].append(textbook)
     at = [count * rate for count in points]

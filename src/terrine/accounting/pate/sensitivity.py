@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri_exp
 
 from terrine import check
@@ -36,6 +35,7 @@ from terrine.accounting.pate.gaussian_max import (
     log_wrong,
     threshold_rdp,
 )
+from terrine.accounting.roots import root as root_of
 from terrine.errors import InvalidArgument
 
 _NEGLIGIBLE = -40.0
@@ -201,7 +201,7 @@ def _crossing(noise: float, order: float) -> float:
     low = 2 * high
     while dearer(low) > 0:
         low *= 1.5
-    return float(brentq(dearer, low, high, xtol=1e-13, rtol=1e-14))
+    return root_of(dearer, low, high, xtol=1e-13, rtol=1e-14)
 
 
 def _moved(log_q: Floats, noise: float, classes: int, sign: int) -> Floats:
