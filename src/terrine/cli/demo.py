@@ -1,36 +1,43 @@
-"""`terrine demo`: the whole job on digits, offline."""
+"""`terrine demo`: the whole story, offline."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from terrine.cli.progress import counted
 
 if TYPE_CHECKING:
-    from terrine.pipeline.demo import Row
+    from terrine.pipeline.demo import Demonstration
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Where runs and the page go.")] = Path("demo"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Baseline, DP-SGD and PATE on digits, each audited: one table, and OUT/report.html."""
+    """An attack with and without privacy, one ledger for a query and a training, a forged claim: OUT/report.html."""
     from terrine.pipeline.demo import demonstrate
 
-    rows = demonstrate(out, progress=functools.partial(counted, quiet=as_json), quiet=as_json)
+    shown = demonstrate(out, progress=functools.partial(counted, quiet=as_json), quiet=as_json)
     if as_json:
-        typer.echo(json.dumps({"report": str(out / "report.html"), "rows": [vars(row) for row in rows]}))
+        typer.echo(json.dumps(_record(shown) | {"report": str(out / "report.html")}))
         return
-    _print(rows)
+    _print(shown)
     typer.echo(f"report: {out / 'report.html'}")
 
 
-def _print(rows: list[Row]) -> None:
+def _record(shown: Demonstration) -> dict[str, Any]:
+    curves = [dataclasses.replace(row, curve=tuple(one.tolist() for one in row.curve)) for row in shown.rows]
+    found = dataclasses.asdict(dataclasses.replace(shown.clinic, folder=None))  # type: ignore[arg-type]
+    return {"rows": [vars(row) for row in curves], "clinic": found, "forgery": vars(shown.forgery)}
+
+
+def _print(shown: Demonstration) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -41,7 +48,7 @@ def _print(rows: list[Row]) -> None:
     for title in ("epsilon", "accuracy", "area", "attack", "canaries"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for row in rows:
+    for row in shown.rows:
         table.add_row(
             row.name,
             "none" if row.epsilon is None else up(row.epsilon),
@@ -51,4 +58,11 @@ def _print(rows: list[Row]) -> None:
             "-" if row.canary_audit is None else f"{row.canary_audit:.2f}",
             row.verdict,
         )
-    Console().print(table)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    console.print("\none ledger, one budget per patient: epsilon 3")
+    for entry in shown.clinic.entries:
+        console.print(f"  charged  {entry.purpose}, by {entry.by}: epsilon {up(entry.epsilon)}")
+    console.print(f"  refused  another training: {shown.clinic.refused}", markup=False)
+    console.print(f"\na forged claim, epsilon {shown.forgery.forged:.2g} instead of {up(shown.forgery.claimed, 2)}:")
+    console.print(f"  terrine verify  {shown.forgery.detail}", markup=False)

@@ -1,4 +1,4 @@
-"""The demonstration: digits, offline, everything real: a baseline, DP-SGD, PATE, an audit of each, one page.
+"""The demonstration, offline, everything real: an attack before and after privacy, a ledger, a forged claim; one page.
 
 The same attack looks at every finished model: some rows carry a wrong label, fair coins put them in or left them out,
 and whoever can tell which learned something about single people. A second audit of DP-SGD trains a twin by the same
@@ -7,7 +7,6 @@ plan, with gradient canaries that an attacker sees at every step (`twin.py`).
 
 from __future__ import annotations
 
-import base64
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from terrine.audit import Scores, metrics, one_run, verdict
 from terrine.audit.scores import Floats
 from terrine.events import Budget
 from terrine.pipeline import baseline, by_sgd, coins, pages, recipes, twin
+from terrine.pipeline.demo_clinic import BUDGET, Clinic, Forgery, clinic, forgery
 from terrine.pipeline.folder import PRIVACY, Folder
 from terrine.pipeline.job import train
 from terrine.pipeline.material import Material, open_data
@@ -33,7 +33,6 @@ from terrine.report.page import render, style_sheet
 from terrine.rounding import up
 
 EPSILONS = (1.0, 3.0, 8.0)
-PATE_EPSILON = 8.0
 _CANARIES = 1000
 _DELTA = 1e-5
 _STEPS = 600
@@ -61,17 +60,27 @@ class Row:
         return float(np.trapezoid(self.curve[1], self.curve[0]))
 
 
-def demonstrate(out: Path, *, progress: Callable[[str], Any], quiet: bool = False) -> list[Row]:
+@dataclass(frozen=True)
+class Demonstration:
+    """What is shown."""
+
+    rows: list[Row]
+    clinic: Clinic
+    forgery: Forgery
+
+
+def demonstrate(out: Path, *, progress: Callable[[str], Any], quiet: bool = False) -> Demonstration:
     """Make every run anew in `out`, and the page `out/report.html`."""
     out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(out / "runs", ignore_errors=True)
-    material = open_data(Settings(epsilon=1.0, data="digits", method="pate")).look({})
+    material = open_data(Settings(epsilon=1.0, data="digits")).look({})
     assert material.test is not None
     rows = [_by_sgd(out, epsilon, material, progress, quiet) for epsilon in EPSILONS]
     rows.insert(0, _baseline(out, material))
-    rows.append(_by_pate(out, material, progress, quiet))
-    _write(out, rows, material)
-    return rows
+    found = clinic(out, progress=progress, quiet=quiet)
+    shown = Demonstration(rows, found, forgery(found.folder, out / "forged"))
+    _write(out, shown, material)
+    return shown
 
 
 def _baseline(out: Path, material: Material) -> Row:
@@ -117,13 +126,6 @@ def _by_sgd(out: Path, epsilon: float, material: Material, progress: Callable[[s
     return _row("DP-SGD", folder, material, _twin(folder, material))
 
 
-def _by_pate(out: Path, material: Material, progress: Callable[[str], Any], quiet: bool) -> Row:
-    settings = Settings(epsilon=PATE_EPSILON, data="digits", method="pate")
-    folder = train(settings, out / "runs" / f"pate-{PATE_EPSILON:g}", progress=progress, quiet=quiet)
-    pages.write(folder)
-    return _row("PATE", folder, material, None)
-
-
 def _row(name: str, folder: Folder, material: Material, twin: one_run.OneRun | None) -> Row:
     assert material.test is not None
     claim, found = folder.read(PRIVACY), pages.audited(folder)
@@ -161,16 +163,12 @@ def _twin(folder: Folder, material: Material) -> one_run.OneRun:
     return planted.evidence()
 
 
-def _write(out: Path, rows: list[Row], material: Material) -> None:
+def _write(out: Path, shown: Demonstration, material: Material) -> None:
     from markupsafe import Markup
 
     assert material.test is not None
-    counts = np.bincount(material.test[1])
-    points: dict[str, list[tuple[float, float]]] = {"DP-SGD": [], "PATE": []}
-    for row in rows:
-        if row.epsilon is not None:
-            points[row.name].append((row.epsilon, row.accuracy))
-    picture = out / "accountants.png"
+    rows, counts = shown.rows, np.bincount(material.test[1])
+    points = {"DP-SGD": [(row.epsilon, row.accuracy) for row in rows if row.epsilon is not None]}
     text = render(
         "demo.html",
         {
@@ -188,7 +186,9 @@ def _write(out: Path, rows: list[Row], material: Material) -> None:
                     points, {"not private": rows[0].accuracy, "commonest class": float(counts.max() / counts.sum())}
                 )
             ),
-            "accountants": base64.b64encode(picture.read_bytes()).decode() if picture.exists() else None,
+            "clinic": shown.clinic,
+            "budget": BUDGET,
+            "forgery": shown.forgery,
         },
     )
     Folder(out).write_text("report.html", text)
