@@ -1,30 +1,53 @@
-# Every target makes .venv by itself; nothing else needs to be installed first.
+# `make demo` and `make test` make .venv by themselves; nothing but Python 3.11+ and the network is needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: install demo test lint docs bench clean
+.PHONY: install demo test test-all test-lowest test-highest coverage lint docs bench release clean
 
 install: $(READY)
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev]"
-	touch $@
+$(DEMO): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once, a minute or two):"
+	@echo "  1/3  a virtual environment"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "  2/3  torch, the largest part, and uv, which installs the rest"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch uv
+	@echo "  3/3  what the demonstration needs: tables, queries, the ledger, reports"
+	@$(UV) --editable ".[demo]"
+	@touch $@
+
+$(READY): $(DEMO)
+	@echo "  and what tests, linters and documentation need"
+	@$(UV) --compile-bytecode --editable ".[all,dev]"
+	@touch $@
 
 $(PEERS): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev,peers]"
+	$(UV) --editable ".[all,dev,peers]"
 	touch $@
 
-demo: $(READY)
-	$(BIN)/terrine compare --noise 4 --rate 0.01 --delta 1e-5 --epochs 400 --plot demo/accountants.png
+demo: $(DEMO)
 	$(BIN)/terrine demo --out demo
 
-test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+test: $(READY)  # everything but the slow tests: under 8 minutes on two cores
+	$(PYTEST) -m "not slow"
+
+test-all: $(READY)
+	$(PYTEST)
+
+coverage: $(READY)  # which lines the fast tests run; twice as slow as `make test`
+	$(PYTEST) -m "not slow" --cov=terrine --cov-report=term:skip-covered --cov-report=html:build/coverage
+
+test-lowest: $(DEMO)  # the oldest versions that pyproject.toml allows
+	$(BIN)/python tests/other_versions.py lowest
+
+test-highest: $(DEMO)  # the newest versions there are
+	$(BIN)/python tests/other_versions.py highest
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -34,7 +57,7 @@ lint: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "site/index.html"
+	@echo "site/index.html; for the search: $(BIN)/python -m http.server -d site"
 
 bench: $(PEERS)
 	$(BIN)/python benchmarks/accounting.py
@@ -45,6 +68,9 @@ bench: $(PEERS)
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/queries.py
 	$(BIN)/python benchmarks/federated.py cost
+
+release: $(READY)  # wheel and sdist in dist/, checked as a user would meet them
+	$(BIN)/python tests/release.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo build dist site

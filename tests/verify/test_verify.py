@@ -85,6 +85,15 @@ def test_every_flipped_bit_is_found_or_immaterial(release, name, place, bit):
         path.write_bytes(before)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_in_each_file_is_found(release, name):
+    path = release / name
+    changed = bytearray(path.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    path.write_bytes(bytes(changed))
+    assert not verify(release).ok or _said(bytes(changed)) == json.loads((release / manifest.MANIFEST).read_text())
+
+
 def _said(content):
     try:
         return json.loads(content)

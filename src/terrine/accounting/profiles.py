@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -58,7 +59,16 @@ class Profile:
 
 def claimed_profile(event: Event, *, delta: float) -> Profile:
     """The curve behind a claim at `delta`: what every page and command reads the best attack off."""
-    return profile(event, smallest_delta=min(delta, 1e-9))
+    return _claimed(event, min(delta, 1e-9))
+
+
+@functools.lru_cache(maxsize=64)
+def _claimed(event: Event, smallest: float) -> Profile:
+    """A run's card, its report and their check ask for one and the same curve."""
+    found = profile(event, smallest_delta=smallest)
+    for points in (found.epsilon, found.delta):
+        points.flags.writeable = False
+    return found
 
 
 def profile(event: Event, *, points: int = 33, smallest_delta: float = 1e-12) -> Profile:

@@ -26,7 +26,13 @@ def there(started):
         yield device
 
 
-@pytest.fixture(params=[*FOUND, pretend.NAME])
+@pytest.fixture(params=[*FOUND, pytest.param(pretend.NAME, marks=pytest.mark.slow)])
 def device(request):
     """Each device in turn."""
     return request.getfixturevalue("there") if request.param == pretend.NAME else torch.device(request.param)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "started" in getattr(item, "fixturenames", ()):  # it takes a compiler a minute
+            item.add_marker(pytest.mark.slow)
