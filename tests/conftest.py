@@ -1,6 +1,6 @@
 """Settings for all tests: which are slow, and the same examples in every run.
 
-`make test` runs all but the slow ones, `make test-all` everything. Slow are tests marked so, and those of tests/slow.txt.
+`make test` runs all but the slow ones, `make test-all` everything. Slow are those marked so, or in slow.txt.
 Where a run must be repeatable (CI is set), hypothesis draws the same examples each time.
 """
 
