@@ -45,7 +45,7 @@ KEPT = Path(__file__).parent / "results" / "federated"
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 CLIENTS, PER_ROUND, SURVIVORS, CLIP, DELTA, BANDS = 1000, 50, 40, 0.5, 1e-4, 20
 STEPS, BATCH, LOCAL_RATE, SERVER_RATE = 3, 10, 0.3, 2.0
-SERVER_RATE_OF_LOCAL = 0.05
+SERVER_RATE_OF_LOCAL = 0.02
 WAYS = ("not private", "central", "skellam", "discrete gaussian", "fixed order", "correlated", "local")
 
 

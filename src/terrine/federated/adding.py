@@ -62,4 +62,4 @@ def _directly(
     for update in updates:
         total += quantiser.to_integers(update, rng)
     whole = centred((total & 0xFFFFFFFF).astype(np.uint32), plan.sums.bits)
-    return OpenedSum(quantiser.to_real(whole), givers, wraparound(whole, plan.sums.bits))
+    return OpenedSum(quantiser.to_real(whole), givers, wraparound(whole, plan, len(updates)))

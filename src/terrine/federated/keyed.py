@@ -1,6 +1,7 @@
-"""Randomness of one round, from the run's key: the same again when the round is repeated after a crash.
+"""Randomness from a key: of a round, the same again when it is repeated after a crash; and of many numbers, quickly.
 
-A ChaCha20 keystream under HMAC-SHA256(key, round): without the key it cannot be told from true randomness.
+A ChaCha20 keystream under HMAC-SHA256(key, what it is for): without the key it cannot be told from true randomness. It
+is what masks are made of, and comes several times as fast as the operating system's.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from terrine.rng import Words
+from terrine.rng import Source, Words
 
 _CHUNK = 1 << 17
+
+
+def stretched(rng: Source) -> KeyedSource:
+    """A keystream under 256 bits from `rng`: for as many numbers as a vector has."""
+    return KeyedSource(rng.words(4).tobytes(), "stretched", reproducible=rng.reproducible)
 
 
 class KeyedSource:
@@ -29,6 +35,8 @@ class KeyedSource:
         return self._reproducible
 
     def words(self, count: int) -> Words:
+        if count <= _CHUNK:
+            return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
         out = np.empty(count, dtype="<u8")
         for begin in range(0, count, _CHUNK):
             part = out[begin : begin + _CHUNK]
