@@ -173,10 +173,25 @@ def test_simulate_makes_a_folder_that_reports_and_audits(tmp_path):
     assert json.loads(again.output)["finished_before"]
 
 
-def test_a_seed_makes_the_same_model_again(tmp_path):
-    settings = SimulationSettings(data="digits", clients=60, rounds=2, epsilon=8.0, quick=True, seed=4)
-    weights = [simulate(settings, tmp_path / name).path / "model.safetensors" for name in ("a", "b")]
+class CutOff(Exception):
+    pass
+
+
+def test_a_simulation_that_was_cut_off_goes_on_to_the_same_model(tmp_path):
+    settings = SimulationSettings(data="digits", clients=60, rounds=3, epsilon=8.0, quick=True, seed=4)
+
+    def cut_off(done):
+        if done == 2:
+            raise CutOff
+
+    with pytest.raises(CutOff):
+        simulate(settings, tmp_path / "a", after=cut_off)
+    assert not (tmp_path / "a" / "privacy.json").exists()
+    rounds = []
+    weights = [simulate(settings, tmp_path / name, after=rounds.append).path / "model.safetensors" for name in "ab"]
+    assert rounds == [3, 1, 2, 3]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert not list((tmp_path / "a" / "owner").glob("federation*"))
     assert json.loads((tmp_path / "a" / "privacy.json").read_text())["reproducible_noise_for_tests_only"]
 
 

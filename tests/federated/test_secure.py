@@ -123,8 +123,18 @@ def test_wrapping_around_is_noticed():
     assert secure.opened(np.zeros((8, 64)), plan).wrapped < 1e-9
     wide = (np.random.default_rng(1).normal(size=5000) * 200).round().astype(np.int64)
     crossed = (np.abs(wide) >= 512).sum()
-    assert wraparound((wide + 512) % 1024 - 512, 10) == pytest.approx(crossed, rel=0.5)
+    narrow = small_plan(bits=10, noise=0.3)
+    assert wraparound((wide + 512) % 1024 - 512, narrow, 8) == pytest.approx(crossed, rel=0.5)
     assert crossed > 20
+
+
+def test_wrapping_around_of_one_entry_is_noticed():
+    """Forty clients of full length where eight were expected: one entry shows no spread, but cannot hold them."""
+    plan = small_plan()
+    found = secure.opened(np.ones((40, 1)), plan)
+    assert abs(found.value[0] - 40) > 10
+    assert found.wrapped > 0.9
+    assert secure.opened(np.ones((8, 1)), plan).wrapped < 1e-6
 
 
 # -- shares, keys, neighbours -----------------------------------------------------------------------

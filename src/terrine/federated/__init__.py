@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from terrine.federated import secure
-from terrine.federated.plan import Adaptive, Plan, Poisson
+from terrine.federated.plan import Adaptive, Plan
+from terrine.federated.sampling import MinimumSeparation, Poisson
 from terrine.federated.sums import Central, DiscreteGaussian, Skellam
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "FedAvg",
     "Federation",
     "Local",
+    "MinimumSeparation",
     "Plan",
     "Poisson",
     "Skellam",

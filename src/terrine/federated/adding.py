@@ -29,11 +29,8 @@ def add(
     """
     alive = [one for one in drawn.taking_part if one not in gone]
     if isinstance(plan.sums, Central):
-        total = np.zeros(dimension)
-        for one in alive:
-            if one in updates:
-                total += clipped(updates[one], plan.bound)
-        chosen = grid.plan(lattice.Shape.GAUSSIAN, grid.Norm.L2, plan.bound, plan.noise, None, dimension, False)
+        total, moved = exact_sum(plan, updates, dimension), plan.bound * plan.sampling.reach
+        chosen = grid.plan(lattice.Shape.GAUSSIAN, grid.Norm.L2, moved, plan.noise, None, dimension, False)
         return OpenedSum(np.asarray(grid.release(chosen, total, rng)), len(alive), 0.0)
     quantiser = Quantiser(dimension, plan.bound, plan.reach, rng.word() >> 1)
     if full:
@@ -44,6 +41,14 @@ def add(
         silent = {places[one] for one in gone if one in places}
         return opened_round(vectors, plan, quantiser, givers, silent, set(), rng)
     return _directly(plan, quantiser, [updates[one] for one in alive if one in updates], drawn, gone, rng)
+
+
+def exact_sum(plan: Plan, updates: Mapping[int, Floats], dimension: int) -> Floats:
+    """The sum of the updates, each clipped, without noise: for the server's eyes only."""
+    total = np.zeros(dimension)
+    for client in sorted(updates):
+        total += clipped(updates[client], plan.bound)
+    return total
 
 
 def _directly(
@@ -57,4 +62,4 @@ def _directly(
     for update in updates:
         total += quantiser.to_integers(update, rng)
     whole = centred((total & 0xFFFFFFFF).astype(np.uint32), plan.sums.bits)
-    return OpenedSum(quantiser.to_real(whole), givers, wraparound(whole, plan.sums.bits))
+    return OpenedSum(quantiser.to_real(whole), givers, wraparound(whole, plan, len(updates)))

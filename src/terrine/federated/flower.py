@@ -23,6 +23,7 @@ from terrine.federated import quantise
 from terrine.federated.drawing import draw
 from terrine.federated.plan import Adaptive, Plan
 from terrine.federated.quantise import Floats, Quantiser
+from terrine.federated.sampling import MinimumSeparation, Poisson
 from terrine.federated.secure import keeping, keys
 from terrine.federated.secure.client import Client
 from terrine.federated.secure.keys import Identity
@@ -186,7 +187,8 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
     """Federated averaging with masked whole numbers and noise inside.
 
     Guarantee: what it hands on after all rounds costs at most `plan.event`; the account is charged for every round
-    before any client is asked. `server` is an optimizer of `federated`, such as FedAvg or FedAdam.
+    (or, where rounds have no price of their own, for the plan) before any client is asked. `server` is an optimizer of
+    `federated`, such as FedAvg or FedAdam.
 
     Raises:
         InvalidArgument: the plan's sums are not made of shares.
@@ -208,7 +210,8 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         self._array_key, self._config_key = arrayrecord_key, configrecord_key
         self._rng: Source = SYSTEM if plan.seed is None else Seeded(plan.seed)
         self._bound = plan.clip.initial if isinstance(plan.clip, Adaptive) else plan.clip
-        self._rounds = 0
+        self._rounds, self._turns = 0, dict[int, list[int]]()
+        self._key = _key(plan)
         self._optimizer: Any = None
         self._weights: Any = None
         self._running: _Running | None = None
@@ -232,8 +235,9 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         if self._rounds >= self.plan.rounds:
             raise OutOfOrder(f"round {server_round}: the plan's {self.plan.rounds} rounds are over; want another plan")
         nodes = self._nodes(grid)
-        if self._account is not None:
-            self._account.charge(self.plan.round_event, purpose="federated learning", by="terrine.federated.flower")
+        if self._account is not None and (self.plan.by_round or self._rounds == 0):
+            event = self.plan.round_event if self.plan.by_round else self.plan.event
+            self._account.charge(event, purpose="federated learning", by="terrine.federated.flower")
         self._rounds += 1
         config["server-round"] = server_round
         running = _Running(self, grid, nodes, arrays)
@@ -301,7 +305,7 @@ class _Running:
         plan, rng = strategy.plan, strategy._rng
         assert not isinstance(plan.sums, Central)
         self._strategy, self._grid, self.arrays = strategy, grid, arrays
-        drawn = draw(plan, rng)
+        drawn = draw(plan, rng, key=strategy._key, round_=strategy._rounds - 1, turns=strategy._turns)
         self._nodes = [nodes[one] for one in drawn.taking_part]
         self._contributing = {place for place, one in enumerate(drawn.taking_part) if one in drawn.contributing}
         dimension = _flat(arrays).size + isinstance(plan.clip, Adaptive)
@@ -379,6 +383,15 @@ class _Running:
 
 def _quantiser(plan: Plan, facts: dict[str, Any]) -> Quantiser:
     return Quantiser(facts["dimension"], plan.bound, plan.reach, facts["signs"])
+
+
+def _key(plan: Plan) -> Any:
+    """What groups and fixed orders of clients come from, where the plan has such."""
+    if isinstance(plan.sampling, Poisson | MinimumSeparation):
+        return None
+    from terrine.sgd.noise import Key
+
+    return Key.fresh() if plan.seed is None else Key.seeded(plan.seed)
 
 
 def _demand_shares(plan: Plan) -> None:

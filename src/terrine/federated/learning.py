@@ -9,9 +9,11 @@ Only `update`s leave a client, under its masks; what the server does with an ope
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,17 +22,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from terrine import check, sgd
-from terrine.errors import InvalidArgument
+from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Event, Repeated
-from terrine.federated.adding import add
-from terrine.federated.drawing import Drawn, draw
+from terrine.federated.adding import add, exact_sum
+from terrine.federated.checkpoint import FederationCheckpoint
+from terrine.federated.drawing import Drawn, Turns, draw
+from terrine.federated.keyed import KeyedSource
 from terrine.federated.plan import Adaptive, Plan
 from terrine.federated.quantise import Floats, with_bit
+from terrine.federated.sampling import MinimumSeparation
+from terrine.federated.secure.opening import OpenedSum
 from terrine.federated.secure.server import TooFewSurvivors
 from terrine.federated.sums import Central
 from terrine.mechanisms import exact
-from terrine.receipts import Charged
-from terrine.rng import SYSTEM, Seeded, Source
+from terrine.receipts import Charged, Payment, Receipt
+from terrine.rng import Source
+from terrine.sgd import fingerprint, generators
+from terrine.sgd.correlated_noise import CorrelatedNoise
+from terrine.sgd.noise import Key, Purpose
 
 Rows = tuple[Tensor, Tensor]
 Parameters = Iterable[nn.Parameter]
@@ -54,14 +63,16 @@ class Local:
     loss: Callable[[Tensor, Tensor], Tensor] = field(default_factory=nn.CrossEntropyLoss)
     private: sgd.Plan | None = None
 
-    def train(self, model: nn.Module, rows: Rows) -> None:
-        """Local steps on one client's rows, in place."""
+    def train(self, model: nn.Module, rows: Rows, *, secret: bytes | None = None) -> None:
+        """Local steps on one client's rows, in place; example-level noise comes from `secret` where there is one."""
         optimizer = self.optimizer(model.parameters())
         if self.private is not None:
+            inside = copy.copy(self.private)  # its price is the plan's own: nobody knows the seed
+            object.__setattr__(inside, "seed", None if secret is None else int.from_bytes(secret))
             loss = copy.copy(self.loss)
             if hasattr(loss, "reduction"):
                 loss.reduction = "none"
-            sgd.Trainer(model, optimizer, loss, self.private, progress=False).fit(rows)
+            sgd.Trainer(model, optimizer, loss, inside, progress=False).fit(rows)
             return
         x, y = rows
         for _ in range(self.epochs):
@@ -115,8 +126,20 @@ class RoundHistory:
     clips: list[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Paid:
+    """For how many rounds which account was charged."""
+
+    rounds: int = 0
+    account: str | None = None
+    charge: str | None = None
+
+
 class Federation:
     """Trains `model` on clients' data by a plan.
+
+    `present` says who checked in for a round (counted from 0), where the plan's sampling is `MinimumSeparation`. With
+    `checkpoint` the run is saved after every round, and goes on from there: to the same model, not charged again.
 
     Guarantee: the weights after `fit`, and the history, cost at most `plan.event`. The account is charged for the whole
     plan before the first round, or with `by_round` for every round before its sum is opened.
@@ -135,27 +158,46 @@ class Federation:
         dropping: float = 0.0,
         full: bool = True,
         silent: Iterable[int] = (),
+        present: Callable[[int], Iterable[int]] | None = None,
+        checkpoint: str | Path | None = None,
     ) -> None:
         if len(clients) != plan.clients:
             raise InvalidArgument(f"{len(clients)} clients: want the plan's {plan.clients}")
+        if by_round and not plan.by_round:
+            raise InvalidArgument(
+                "by_round=True: rounds of this plan have no price of their own, because noise or clients of one round "
+                "depend on others; want by_round=False, which charges the whole plan first"
+            )
+        if present is not None and not isinstance(plan.sampling, MinimumSeparation):
+            raise InvalidArgument("present=: this plan draws clients itself; want sampling=MinimumSeparation(...)")
         self.model, self.plan, self._clients = model, plan, clients
-        self._local, self._account, self._by_round = local or Local(), account, by_round
+        self._local, self._server, self._by_round = local or Local(), server or FedAvg(), by_round
+        self._payment = Payment(account, "federated learning", "terrine.federated")
         self._dropping, self._full = check.half_open_unit("dropping", dropping), full
-        self._silent = frozenset(silent)
-        self._optimizer = (server or FedAvg()).optimizer(model.parameters())
-        self._rng: Source = SYSTEM if plan.seed is None else Seeded(plan.seed)
+        self._silent, self._present = frozenset(silent), present
+        self._optimizer = self._server.optimizer(model.parameters())
         self._bound = plan.clip.initial if isinstance(plan.clip, Adaptive) else plan.clip
+        self._turns: Turns = {}
+        self._paid, self._known = _Paid(), False  # known: to be this account's, not another's before a restart
         self.history = RoundHistory()
         size = sum(one.numel() for one in model.parameters()) + isinstance(plan.clip, Adaptive)
         if plan.dimension not in (None, size):
             raise InvalidArgument(f"plan.dimension={plan.dimension}: want the {size} entries of an update, or None")
         self._dimension = size
+        self._key = Key.fresh() if plan.seed is None else Key.seeded(plan.seed)
+        self._kept = None if checkpoint is None else FederationCheckpoint(checkpoint)
+        if self._kept is not None:
+            self._restore(self._kept)
+        self._correlated: CorrelatedNoise | None = None
+        if plan.bands > 1:
+            assert plan.correlated is not None
+            self._correlated = CorrelatedNoise(plan.correlated, self._key, [torch.empty(size, device="cpu")])
 
     @property
     def example_event(self) -> Event | None:
-        """What example-level DP inside the clients costs one example if its client takes part in every round."""
+        """What example-level DP inside the clients costs one example if its client takes all of its turns."""
         private = self._local.private
-        return None if private is None else Repeated(private.event, times=self.plan.rounds)
+        return None if private is None else Repeated(private.event, times=self.plan.turns)
 
     def fit(self, *, after: Callable[[int], Any] = lambda _: None) -> RoundHistory:
         """All rounds that are left; `after` is told the number of each."""
@@ -165,42 +207,111 @@ class Federation:
         return self.history
 
     def round(self) -> None:
-        """One round: charge, draw, local steps, the noisy sum, the server's step."""
+        """One round: charge, draw, local steps, the noisy sum, the server's step.
+
+        Raises:
+            OutOfOrder: the plan's rounds are over.
+            BudgetExceeded: the account has not enough left; no client was drawn.
+        """
         if self.history.rounds >= self.plan.rounds:
-            raise InvalidArgument(f"{self.plan.rounds} rounds are over: want a plan with more")
-        if self._by_round:
-            self._charge(self.plan.round_event)
-        elif self.history.rounds == 0:
-            self._charge(self.plan.event)
+            raise OutOfOrder(f"{self.plan.rounds} rounds are over: want a plan with more")
+        self._pay()
+        number = self.history.rounds
         self.history.rounds += 1
-        drawn = draw(self.plan, self._rng)
-        gone = self._gone(drawn)
-        updates = {one: self._update(one) for one in drawn.contributing if one not in gone}
+        rng = KeyedSource(self._key.secret, f"round {number}", reproducible=self.plan.seed is not None)
+        present = None if self._present is None else self._present(number)
+        drawn = draw(self.plan, rng, key=self._key, round_=number, turns=self._turns, present=present)
+        gone = self._gone(drawn, rng)
+        updates = self._updates([one for one in drawn.contributing if one not in gone])
+        if self._kept is not None:
+            noted = torch.from_numpy(exact_sum(self.plan, updates, self._dimension))
+            self._kept.before_release(number, noted)
         try:
-            opened = add(self.plan, drawn, updates, self._dimension, gone=gone, full=self._full, rng=self._rng)
+            opened = self._sum(number, drawn, updates, gone, rng)
         except TooFewSurvivors:
             self.history.closed += 1
+        else:
+            if not isinstance(self.plan.sums, Central):  # with a central server, it would be how many were drawn
+                self.history.survivors.append(opened.survivors)
+            self.history.wrapped += opened.wrapped
+            self._step(opened.value / self.plan.per_round)
+        self._save()
+
+    def _sum(self, number: int, drawn: Drawn, updates: Mapping[int, Floats], gone: set[int], rng: Source) -> OpenedSum:
+        if self._correlated is None:
+            return add(self.plan, drawn, updates, self._dimension, gone=gone, full=self._full, rng=rng)
+        total = torch.from_numpy(exact_sum(self.plan, updates, self._dimension))
+        self._correlated.protect([total], number, self.plan.deviation)
+        return OpenedSum(total.numpy(), len(set(drawn.taking_part) - gone), 0.0)
+
+    def _pay(self) -> None:
+        """Charge what is next, unless a run that goes on was charged for it before."""
+        number = self.history.rounds
+        event = self.plan.round_event if self._by_round else self.plan.event
+        paid, known = self._paid, self._known
+        self._known = True
+        if paid.rounds > number and (known or self._payment.was_charged(Receipt(event, paid.account, paid.charge))):
             return
-        if not isinstance(self.plan.sums, Central):  # with a central server, it would be how many were drawn
-            self.history.survivors.append(opened.survivors)
-        self.history.wrapped += opened.wrapped
-        self._step(opened.value / self.plan.per_round)
+        receipt = self._payment.charge(event)
+        rounds = number + 1 if self._by_round else self.plan.rounds
+        self._paid = _Paid(rounds, receipt.account, receipt.charge)
+        self._save()
 
-    def _charge(self, event: Event) -> None:
-        if self._account is not None:
-            self._account.charge(event, purpose="federated learning", by="terrine.federated")
+    def _restore(self, kept: FederationCheckpoint) -> None:
+        """Go on from where the file is, if there is one."""
+        settings = {
+            "local steps": self._local, "server": [type(self._server), self._server], "dropouts": self._dropping,
+            "ways of adding up": self._full, "silent clients": sorted(self._silent), "presence": self._present,
+            "charges": self._by_round, "data": list(self._clients),
+        }  # fmt: skip
+        prints = {name: fingerprint.of_value(one) for name, one in settings.items()}
+        found = kept.open(repr(self.plan), prints | {"model": fingerprint.of_model(self.model)})
+        if found is None:
+            kept.begin(anew=True)
+            return
+        record = found.record
+        if found.key is None and record["rounds"] < self.plan.rounds:
+            raise InvalidArgument(f"{kept.path}: its secrets are gone, so the run cannot go on; want another path")
+        try:
+            self.model.load_state_dict(record["model"])
+            self._optimizer.load_state_dict(record["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            raise InvalidArgument(f"{kept.path}: a run of another model or server ({reason})") from None
+        self.history, self._bound = RoundHistory(**record["history"]), record["bound"]
+        self._turns, self._paid = record["turns"], _Paid(**record["paid"])
+        if found.key is not None:
+            self._key = found.key
+            kept.begin(anew=False)
 
-    def _gone(self, drawn: Drawn) -> set[int]:
+    def _save(self) -> None:
+        if self._kept is None:
+            return
+        record = {
+            "plan": repr(self.plan), "rounds": self.history.rounds, "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(), "history": dataclasses.asdict(self.history),
+            "bound": self._bound, "turns": self._turns, "paid": dataclasses.asdict(self._paid),
+        }  # fmt: skip
+        self._kept.save(record, self._key, over=self.history.rounds >= self.plan.rounds)
+
+    def _gone(self, drawn: Drawn, rng: Source) -> set[int]:
         """Dropouts, alike for clients that were drawn and for those that stand in."""
-        chances = exact.coins(Fraction(self._dropping), len(drawn.taking_part), self._rng)
+        chances = exact.coins(Fraction(self._dropping), len(drawn.taking_part), rng)
         return {one for one, flag in zip(drawn.taking_part, chances, strict=True) if flag}
+
+    def _updates(self, clients: Sequence[int]) -> dict[int, Floats]:
+        """What these clients contribute; what they draw comes from the run's key, and is the same when repeated."""
+        with generators.untouched():
+            generators.seed(self._key.draw(Purpose.TRAINING, self.history.rounds).seed(0))
+            return {one: self._update(one) for one in clients}
 
     def _update(self, client: int) -> Floats:
         """What a client contributes: its change of the weights and, where the bound adapts, whether it was within."""
         if client in self._silent:
             return np.zeros(self._dimension)
         model = copy.deepcopy(self.model)
-        self._local.train(model, self._clients[client])
+        secret = self._key.draw(Purpose.TRAINING, self.history.rounds).seed(client + 1)
+        self._local.train(model, self._clients[client], secret=secret)
         with torch.no_grad():
             parts = [(new - old).flatten() for new, old in _pairs(model, self.model)]
             change: Floats = torch.cat(parts).double().cpu().numpy()

@@ -6,7 +6,8 @@ A round, with rate q = per_round / clients, every client's contribution clipped 
 
 Neighbours: one client contributes, or sends zeros. `clients` is public. The noise must not tell who was drawn, so a
 round with shares of noise always has `per_round` noise givers: if fewer clients are drawn, others stand in and send
-noise alone; if more are, the rest send no noise.
+noise alone; if more are, the rest send no noise. Other ways of choosing clients, and the noise that goes with them,
+are in `sampling`; noise of which later rounds take a part back (`correlated`) is made by a trusted server alone.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ import math
 import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from terrine import accounting, check
 from terrine.accounting import Bounds
 from terrine.accounting.calibration import Search
 from terrine.accounting.integer_noise import reduced
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent, WeakGuarantee
-from terrine.events import Budget, Event, Gaussian, PoissonSampled, Repeated, Reproducible, Unit
+from terrine.events import Budget, Event, Gaussian, Repeated, Reproducible, Unit
+from terrine.federated import sampling
+from terrine.federated.sampling import MinimumSeparation, Poisson
 from terrine.federated.sums import Central, DiscreteGaussian, Skellam
+
+if TYPE_CHECKING:
+    from terrine.sgd import Banded, CyclicPoisson, FixedOrder
 
 _FOUND_BY_THE_PLAN: Any = None
 _NOISE = Search(low=0.05, high=1e4, start=1.0, private_end_is_high=True)
@@ -53,27 +59,14 @@ class Adaptive:
         return min(max(bound * math.exp(exponent), 1e-12), 1e12)
 
 
-class Sampling(Protocol):
-    """How clients are drawn, and what a run of rounds then costs: the seam for correlated noise of bands."""
-
-    def event(self, release: Event, *, rate: float, rounds: int) -> Event:
-        """What `rounds` rounds cost, of which one release costs a client who takes part `release`."""
-
-
-@dataclass(frozen=True)
-class Poisson:
-    """Every client is drawn for each round independently, with the same probability."""
-
-    def event(self, release: Event, *, rate: float, rounds: int) -> Event:
-        return Repeated(PoissonSampled(release, rate=rate), times=rounds)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a federated run will do, decided before any client is asked.
 
     Give either `budget` (the noise is then the least that keeps it), or `noise` and `delta`. `noise` is relative to
-    what one client can move. `dimension`, if known, gives whole numbers a finer grid for the same bits.
+    what one client can move. `dimension`, if known, gives whole numbers a finer grid for the same bits. `correlated`
+    wants sums by a trusted server and turns of a client at least so many rounds apart as it has bands: `Poisson` then
+    becomes `sgd.CyclicPoisson(bands)`, `sgd.FixedOrder` and `MinimumSeparation` are kept if they are wide enough.
 
     Guarantee: a run made from this plan costs at most `plan.event`, priced as (`plan.epsilon`, `plan.delta`), for
     whoever sees what is released and does not know who took part in which round; who knows: `plan.insider_epsilon`.
@@ -92,7 +85,9 @@ class Plan:
     noise: float = _FOUND_BY_THE_PLAN
     delta: float = _FOUND_BY_THE_PLAN
     dimension: int | None = None
-    sampling: Sampling = field(default_factory=Poisson)
+    sampling: Poisson | MinimumSeparation | CyclicPoisson | FixedOrder = field(default_factory=Poisson)
+    correlated: Banded | None = None
+    """Noise of which later rounds take a part back; its coefficients are settled here."""
     seed: int | None = None
     """For tests: makes clients, noise and masks reproducible, and stamps the event so."""
 
@@ -106,6 +101,7 @@ class Plan:
             settle(self, "clip", check.positive("clip", self.clip, "or federated.Adaptive(...)"))
         self._check_kinds()
         self.sums.check(self.per_round)
+        self._settle_correlated()
         settle(self, "delta", self._settled_delta())
         settle(self, "noise", self._settled_noise())
         if words := check.weakness(self.epsilon, self.delta, units=self.clients):
@@ -113,8 +109,23 @@ class Plan:
 
     @property
     def rate(self) -> float:
-        """The probability that a given client is drawn for a round."""
+        """The share of the clients that a round has on average."""
         return self.per_round / self.clients
+
+    @property
+    def bands(self) -> int:
+        """How many bands the noise is correlated by; 1 where it is independent."""
+        return 1 if self.correlated is None else self.correlated.bands
+
+    @property
+    def turns(self) -> int:
+        """In how many rounds one client takes part at most."""
+        return sampling.turns(self.sampling, self.rounds, clients=self.clients, per_round=self.per_round)
+
+    @property
+    def by_round(self) -> bool:
+        """Whether rounds may be charged one by one: their noise is independent, and so is who is drawn."""
+        return self.bands == 1 and isinstance(self.sampling, Poisson)
 
     @property
     def bound(self) -> float:
@@ -133,7 +144,7 @@ class Plan:
     @property
     def deviation(self) -> float:
         """The standard deviation of the noise that is billed: in grid steps, or for a central server in real ones."""
-        return self.noise * (self.reach or self.bound)
+        return self.noise * (self.reach or self.bound * self.sampling.reach)
 
     @cached_property
     def event(self) -> Event:
@@ -149,9 +160,11 @@ class Plan:
     def insider_event(self) -> Event:
         """The same for those who know who takes part in each round, such as the server: sampling hides nothing then.
 
-        A client is taken to be part of every round; fewer cost less.
+        A client is taken to have all of its turns; fewer cost less.
         """
-        return self._stamped(Repeated(self.sums.event(self.noise, self.per_round, self.dimension), times=self.rounds))
+        if not isinstance(self.sampling, Poisson) and not hasattr(self.sampling, "groups"):
+            return self.event  # where nothing is sampled, nothing is hidden
+        return self._stamped(Repeated(self.sums.event(self.noise, self.per_round, self.dimension), times=self.turns))
 
     @cached_property
     def insider_epsilon(self) -> float:
@@ -193,7 +206,7 @@ class Plan:
         changes: dict[str, Any] = {"noise": self.noise * factor}
         if isinstance(self.sums, DiscreteGaussian):
             changes["shares"] = survivors - self.sums.colluding
-        return self.sampling.event(replace(leaf, **changes), rate=self.rate, rounds=self.rounds)
+        return self._cost(replace(leaf, **changes), self.rounds)
 
     def _searched(self, noise: float) -> Event:
         """The run's event at `noise`; where so few grid steps have no proven price, something dearer."""
@@ -202,11 +215,14 @@ class Plan:
             reduced(release)
         except (UnsupportedEvent, InvalidArgument):
             release = Gaussian(noise=noise / 100, unit=Unit.CLIENT)
-        return self._stamped(self.sampling.event(release, rate=self.rate, rounds=self.rounds))
+        return self._stamped(self._cost(release, self.rounds))
 
     def _event(self, noise: float, rounds: int) -> Event:
-        release = self.sums.event(noise, self.per_round, self.dimension)
-        return self._stamped(self.sampling.event(release, rate=self.rate, rounds=rounds))
+        return self._stamped(self._cost(self.sums.event(noise, self.per_round, self.dimension), rounds))
+
+    def _cost(self, release: Any, rounds: int) -> Event:
+        many = {"clients": self.clients, "per_round": self.per_round}
+        return sampling.cost(self.sampling, release, release.noise, rounds, **many)
 
     def _stamped(self, event: Event) -> Event:
         return event if self.seed is None else Reproducible(event)
@@ -215,13 +231,31 @@ class Plan:
         sums: Any = self.sums
         if not isinstance(sums, Central | Skellam | DiscreteGaussian):
             raise check.refuse("sums", self.sums, "federated.Central(), Skellam(...) or DiscreteGaussian(...)")
-        if isinstance(self.sampling, type) or not hasattr(self.sampling, "event"):
-            raise check.refuse("sampling", self.sampling, "a way of drawing clients, such as federated.Poisson()")
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise check.refuse("budget", self.budget, "Budget(epsilon, delta)")
         for name, least in (("dimension", 1), ("seed", 0)):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, check.whole(name, getattr(self, name), at_least=least))
+
+    def _settle_correlated(self) -> None:
+        """Coefficients for the rounds, and turns of a client as far apart as the bands are wide."""
+        settle, banded, shares = object.__setattr__, self.correlated, not isinstance(self.sums, Central)
+        if banded is not None:
+            from terrine.sgd import Banded
+
+            if not isinstance(banded, Banded):
+                raise check.refuse("correlated", banded, "sgd.Banded(bands=...)")
+            if shares and banded.bands > 1:
+                raise InvalidArgument(
+                    f"correlated={check.shown(banded)}: a round takes back noise of rounds before, which nobody knows "
+                    "where every client adds a share; want sums=federated.Central(), or no correlated="
+                )
+            if isinstance(self.clip, Adaptive) and banded.bands > 1:
+                hint = "a round takes back noise of the rounds before, which must be of its own scale"
+                raise check.refuse("clip", self.clip, f"one bound for all rounds beside {banded.bands} bands", hint)
+            settle(self, "correlated", banded.settled(self.rounds))
+        many: dict[str, Any] = {"clients": self.clients, "per_round": self.per_round, "shares": shares}
+        settle(self, "sampling", sampling.settled(self.sampling, self.bands, **many))
 
     def _settled_delta(self) -> float:
         if self.budget is None:

@@ -33,6 +33,7 @@ from terrine.verify import manifest
 
 SUMS = ("skellam", "discrete-gaussian", "central")
 SERVERS = ("fedavg", "fedadam")
+CHECKPOINT = "owner/federation.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,8 @@ class SimulationSettings:
     def differences(self, other: dict[str, Any]) -> list[str]:
         """The fields in which a kept run differs from these settings."""
         mine = self.as_dict()
-        return [name for name in mine if mine[name] != other.get(name)]
+        usual = {one.name: one.default for one in dataclasses.fields(self)}  # of runs from before there was a choice
+        return [name for name in mine if mine[name] != other.get(name, usual[name])]
 
     def plan(self, dimension: int | None = None) -> Plan:
         """The plan of the run.
@@ -133,20 +135,22 @@ def simulate(
     head: Callable[[], str] | None = None,
     after: Callable[[int], Any] = lambda _: None,
 ) -> Folder:
-    """Train as the settings say, into the folder `out`; a run that is over is left as it is.
+    """Train as the settings say, into the folder `out`; a run that is over is left as it is, one that was killed goes
+    on after its last round, to the model that it would have had.
 
     Guarantee: the model and privacy.json cost at most the event in privacy.json, which the account is charged for
     before any client is drawn. The clients' data are a published set: accuracy, and that of a model without privacy,
     are measured on its test part.
 
     Raises:
-        InvalidArgument: the run was cut off after its model was written: another model would be another release.
+        InvalidArgument: the folder holds another run, or a model without what it was made from: another model would be
+            another release.
     """
     folder: Any = Folder(out)
     folder.check(settings)
     if folder.done:
         return folder  # type: ignore[no-any-return]
-    if folder.has(WEIGHTS):
+    if folder.has(WEIGHTS) and not folder.has(CHECKPOINT):
         raise InvalidArgument(f"{out}: cut off after its model was written; another one costs again, in a new folder")
     opened = open_data(Settings(epsilon=settings.epsilon, data=settings.data))
     architecture = Architecture(settings.model or _model(settings.data), opened.shape, opened.classes)
@@ -200,6 +204,7 @@ def _train(
         federation = Federation(
             module, plan, clients, local=_local(settings, architecture), server=_server(settings),
             dropping=settings.dropping, full=not settings.quick, silent=[int(one) for one in tossed.out],
+            checkpoint=folder.path / CHECKPOINT,
         )  # fmt: skip
         history = federation.fit(after=after)
     module.eval()
@@ -212,6 +217,7 @@ def _train(
     folder.write(EVENTS, folder.read(PRIVACY)["events"])
     pages.write_card(folder)
     manifest.write(folder.path)
+    (folder.path / CHECKPOINT).unlink()
 
 
 def claim(

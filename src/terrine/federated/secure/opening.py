@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from scipy.special import ndtr
 from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.federated import quantise
+from terrine.federated.keyed import stretched
 from terrine.federated.plan import Plan
 from terrine.federated.quantise import Floats, Quantiser
 from terrine.federated.secure import keys
@@ -22,6 +24,9 @@ from terrine.federated.secure.server import Server
 from terrine.federated.sums import Central
 from terrine.mechanisms import exact
 from terrine.rng import SYSTEM, Seeded, Source
+
+_FEW = 32
+"""Entries of which quartiles say little."""
 
 
 @dataclass(frozen=True)
@@ -95,24 +100,32 @@ def opened_round(
         colluding=plan.sums.colluding,
     )
     total = _run(round_, quantiser, plan, vectors, gone, late, rng)
-    return OpenedSum(quantiser.to_real(total), len(givers - gone), wraparound(total, plan.sums.bits))
+    present = len(vectors) - len(gone)
+    return OpenedSum(quantiser.to_real(total), len(givers - gone), wraparound(total, plan, present))
 
 
 def contribution(vector: Floats, quantiser: Quantiser, plan: Plan, *, gives: bool, rng: Source) -> NDArray[np.int64]:
     """What one client puts under its masks: its vector as whole numbers, and its share of the noise."""
     assert not isinstance(plan.sums, Central)
-    whole = quantiser.to_integers(vector, rng)
-    return whole + plan.sums.share(quantiser.length, plan.deviation, rng) if gives else whole
+    own = stretched(rng)
+    whole = quantiser.to_integers(vector, own)
+    return whole + plan.sums.share(quantiser.length, plan.deviation, own) if gives else whole
 
 
-def wraparound(total: NDArray[np.int64], bits: int) -> float:
-    """About how many entries of a sum wrapped around.
+def wraparound(total: NDArray[np.int64], plan: Plan, present: int) -> float:
+    """About how many entries of a sum of `present` contributions wrapped around.
 
-    After the rotation entries are nearly normal; their spread is that of the middle half of them.
+    After the rotation entries are nearly normal; their spread is that of the middle half of them. Few entries show no
+    spread: then it is the most that can be, if all contributions were of full length and pointed one way.
     """
+    assert not isinstance(plan.sums, Central)
+    half, count = 2.0 ** (plan.sums.bits - 1), len(total)
+    if count < _FEW:
+        noise = plan.deviation * math.sqrt(plan.per_round / plan.sums.honest)
+        return float(ndtr((present * plan.reach / math.sqrt(count) - half) / noise) * count)
     low, high = np.quantile(total, [0.25, 0.75])
     spread = max(float(high - low) / 1.349, 1e-9)
-    return float(2 * ndtr(-(2.0 ** (bits - 1)) / spread) * len(total))
+    return float(2 * ndtr(-half / spread) * count)
 
 
 def _run(
