@@ -1,0 +1,1 @@
+"""Asking a gateway from afar."""
