@@ -95,7 +95,6 @@ class TrainingQuote(BaseModel):
     epsilon: float
     delta: float
     event: Json
-    steps: int | None
     fits_budget: bool
     fits_allowance: bool
     allowance_left: float

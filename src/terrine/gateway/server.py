@@ -17,14 +17,14 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from terrine import __version__
 from terrine.errors import TerrineError
 from terrine.gateway import pages
-from terrine.gateway.api import door, lending, questions, watching
+from terrine.gateway.api import door, jobs, lending, questions, watching
 from terrine.gateway.configuration import Configuration, problems
 from terrine.gateway.limits import Bounds
 from terrine.gateway.policy import GuardedRoute
 from terrine.gateway.refusals import answer_to
 from terrine.gateway.services import Services
 
-ROUTERS = (door.router, lending.router, questions.router, watching.router, pages.router)
+ROUTERS = (door.router, lending.router, questions.router, jobs.router, watching.router, pages.router)
 
 
 def create_app(
