@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from terrine.client.checking import ANSWER_TYPE, payload
 from terrine.ledger.records import ChargeRow
 from terrine.verify import signing
-
-ANSWER_TYPE = "application/vnd.terrine.answer+json"
 
 
 def proof(row: dict[str, Any], charge: dict[str, Any], *, price: dict[str, float]) -> dict[str, Any]:
@@ -31,9 +30,3 @@ def signed(record: dict[str, Any], key: Any) -> dict[str, Any] | None:
     if key is None:
         return None
     return signing.envelope(ANSWER_TYPE, payload(record), key)
-
-
-def payload(record: dict[str, Any]) -> bytes:
-    """What is signed: everything in an answer but how it was handed out."""
-    kept = {name: record[name] for name in ("dataset", "member", "asked", "answer", "proof")}
-    return json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
