@@ -8,7 +8,21 @@ from typing import NoReturn
 
 import typer
 
-from terrine.cli import accounting, audit, demo, federated, ledger, pate, prompt, query, sums, train, verify
+from terrine.cli import (
+    accounting,
+    audit,
+    demo,
+    federated,
+    ledger,
+    pate,
+    prompt,
+    query,
+    remote,
+    serve,
+    sums,
+    train,
+    verify,
+)
 from terrine.errors import TerrineError, WeakGuarantee
 
 app = typer.Typer(
@@ -36,6 +50,8 @@ app.command("demo")(demo.demo)
 app.command("query")(query.query)
 app.add_typer(federated.app, name="federated")
 app.command("sums")(sums.sums)
+app.command("serve")(serve.serve)
+app.add_typer(remote.app)
 
 
 @app.command()

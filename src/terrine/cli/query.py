@@ -49,9 +49,9 @@ def query(
     told: dict[str, Any] = {
         "epsilon": check.positive("epsilon", epsilon),
         "delta": delta,
-        "bounds": dict(_bounds(one) for one in bounds or ()),
-        "keys": _keys(keys),
-        "bins": dict(_edges(one) for one in bins or ()),
+        "bounds": read_bounds(bounds),
+        "keys": read_keys(keys),
+        "bins": read_bins(bins),
         "min_group": min_group,
     }
     weakness = check.weakness(told["epsilon"], delta or 0.0, units=None)
@@ -116,6 +116,16 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
+def read_bounds(given: Pairs) -> dict[str, tuple[float, float]]:
+    """COLUMN=LOW:HIGH, each."""
+    return dict(_bounds(one) for one in given or ())
+
+
+def read_bins(given: Pairs) -> dict[str, list[float]]:
+    """COLUMN=EDGE,EDGE,..., each."""
+    return dict(_edges(one) for one in given or ())
+
+
 def _bounds(text: str) -> tuple[str, tuple[float, float]]:
     name, value = _pair("--bounds", text)
     try:
@@ -133,7 +143,8 @@ def _edges(text: str) -> tuple[str, list[float]]:
         raise check.refuse("--bins", text, "COLUMN=EDGE,EDGE,..., such as cost=0,100,1000") from None
 
 
-def _keys(given: Pairs) -> dict[str, Any] | str | None:
+def read_keys(given: Pairs) -> dict[str, Any] | str | None:
+    """COLUMN=VALUE,VALUE,... or COLUMN=private, each; or just private."""
     if not given:
         return None
     if given == ["private"]:

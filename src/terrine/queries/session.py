@@ -66,6 +66,11 @@ class Session:
                     )
         self._purpose, self._by, self._rng = check.text("purpose", purpose), check.text("by", by), rng
 
+    @property
+    def schemas(self) -> dict[str, dict[str, str]]:
+        """Of every table, the type of each column: public, as the declarations are."""
+        return {name: {column: str(kind) for column, kind in one.items()} for name, one in self._schemas.items()}
+
     def sql(
         self,
         sql: str,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -81,15 +82,37 @@ def load_public(path: Path) -> Any:
 
 def sign(folder: Path, key: Any) -> None:
     """Write the envelope of the manifest in `folder`."""
-    payload = (folder / MANIFEST).read_bytes()
-    envelope = {
-        "payloadType": _TYPE,
-        "payload": base64.b64encode(payload).decode(),
-        "signatures": [
-            {"keyid": name_of(key.public_key()), "sig": base64.b64encode(key.sign(_signed(_TYPE, payload))).decode()}
-        ],
-    }
-    files.write(folder / SIGNED, json.dumps(envelope, indent=2) + "\n", private=False)
+    made = envelope(_TYPE, (folder / MANIFEST).read_bytes(), key)
+    files.write(folder / SIGNED, json.dumps(made, indent=2) + "\n", private=False)
+
+
+def envelope(kind: str, payload: bytes, key: Any) -> dict[str, Any]:
+    """A DSSE envelope: `payload` of type `kind`, signed by a private key."""
+    signature = {"keyid": name_of(key.public_key()), "sig": base64.b64encode(key.sign(_signed(kind, payload))).decode()}
+    return {"payloadType": kind, "payload": base64.b64encode(payload).decode(), "signatures": [signature]}
+
+
+def opened(sealed: Any, kind: str, public: Any) -> bytes:
+    """The payload of an envelope that `public` signed.
+
+    Raises:
+        InvalidArgument: it is no envelope, of another type, or not signed by that key.
+    """
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        payload = base64.b64decode(sealed["payload"], validate=True)
+        made = [base64.b64decode(one["sig"], validate=True) for one in sealed["signatures"]]
+        told = sealed["payloadType"]
+    except (KeyError, TypeError, AttributeError, binascii.Error) as error:
+        raise InvalidArgument(f"signature: no envelope ({error}); want one of type {kind}") from None
+    if told != kind:
+        raise InvalidArgument(f"signature: of another type than {kind}")
+    for signature in made:
+        with contextlib.suppress(InvalidSignature):
+            public.verify(signature, _signed(kind, payload))
+            return payload
+    raise InvalidArgument(f"signature: not by the key {name_of(public)}")
 
 
 def check_signature(folder: Path, public: Any) -> str:

@@ -1,0 +1,20 @@
+"""Asking a gateway from afar, and checking what arrives.
+
+from terrine.client import Gateway
+
+gateway = Gateway("http://127.0.0.1:8787", token)
+answer = gateway.ask("visits", "SELECT COUNT(*) AS n FROM visits", epsilon=0.1)
+answer.table, answer.cost
+"""
+
+import importlib.util
+
+from terrine.errors import MissingExtra
+
+if importlib.util.find_spec("httpx") is None:
+    raise MissingExtra("httpx", extra="gateway")
+
+from terrine.client.gateway import BeyondAllowance, Gateway, GatewayRefused
+from terrine.client.values import Price, RemoteAnswer, Request, Training
+
+__all__ = ["BeyondAllowance", "Gateway", "GatewayRefused", "Price", "RemoteAnswer", "Request", "Training"]

@@ -1,0 +1,272 @@
+"""A gateway, as an analyst's code sees it: every answer is checked before it is handed on."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from terrine import check
+from terrine.client.checking import checked
+from terrine.client.values import Price, RemoteAnswer, Request, Training
+from terrine.errors import InvalidArgument, TerrineError
+from terrine.events import from_json
+from terrine.verify import Verification, verify
+from terrine.verify.manifest import HANDED_ON, MANIFEST, MAY_BE_HANDED_ON, SIGNED
+
+_FILES = frozenset({*HANDED_ON, *MAY_BE_HANDED_ON, MANIFEST, SIGNED})
+_LARGEST = 1 << 30
+_PLAIN = ("127.0.0.1", "localhost", "::1")
+_ENDS = ("answered", "failed", "refused", "denied", "cancelled")
+
+
+class GatewayRefused(TerrineError):
+    """The gateway did not do what was asked; `status` is HTTP's."""
+
+    def __init__(self, status: int, said: str, *, charged: bool | None = None) -> None:
+        super().__init__(said)
+        self.status, self.charged = status, charged
+
+
+class BeyondAllowance(TerrineError):
+    """The request waits for approval; nothing was charged. `Gateway.collect(request)` gives its answer later."""
+
+    def __init__(self, request: str, said: str) -> None:
+        super().__init__(said)
+        self.request = request
+
+
+class Gateway:
+    """A gateway at `url`, asked with a token. `signed_by` is the file of the key that must have signed every answer.
+
+    Raises:
+        InvalidArgument: `url` is not https, and not on this machine: a token would be sent in the clear.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        signed_by: str | Path | None = None,
+        timeout: float = 600.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        address = httpx.URL(url)
+        if address.scheme != "https" and address.host not in _PLAIN:
+            raise InvalidArgument(f"{check.shown(url)}: the token would be sent in the clear; want https://")
+        self._signed_by = None if signed_by is None else Path(signed_by)
+        headers = {"authorization": f"Bearer {token}", "accept": "application/json"}
+        self._http = httpx.Client(
+            base_url=url, headers=headers, timeout=timeout, follow_redirects=False, transport=transport
+        )
+
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._http.close()
+
+    def datasets(self) -> list[dict[str, Any]]:
+        """The data sets that are lent."""
+        return self._told("GET", "/datasets")  # type: ignore[no-any-return]
+
+    def dataset(self, name: str) -> dict[str, Any]:
+        """One data set: schemas, bounds and made-up rows."""
+        return self._told("GET", f"/datasets/{_name(name)}")  # type: ignore[no-any-return]
+
+    def budget(self) -> list[dict[str, Any]]:
+        """Of every data set: what everyone together spent, what is left, and one's own allowance."""
+        return self._told("GET", "/budget")  # type: ignore[no-any-return]
+
+    def price(self, dataset: str, sql: str, *, epsilon: float = 1.0, **options: Any) -> Price:
+        """What a question would cost, and how good its answer would be: free."""
+        found = self._told("POST", f"/datasets/{_name(dataset)}/price", _question(sql, epsilon, options))
+        return _price(found, found["half_widths"], found["in_archive"])
+
+    def mock(self, dataset: str, sql: str, *, epsilon: float = 1.0, **options: Any) -> list[dict[str, Any]]:
+        """The answer on made-up rows: free, and about nobody."""
+        answer = self._told("POST", f"/datasets/{_name(dataset)}/mock", _question(sql, epsilon, options))["answer"]
+        return [dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"]]
+
+    def ask(
+        self,
+        dataset: str,
+        sql: str,
+        *,
+        epsilon: float,
+        purpose: str = "",
+        reason: str = "",
+        fresh: bool = False,
+        **options: Any,
+    ) -> RemoteAnswer:
+        """The answer to one SELECT, charged before any row is looked at; the same question again costs nothing.
+
+        `options` are those of `terrine.queries.Session.sql`: delta, bounds, keys, bins, min_group.
+
+        Raises:
+            BeyondAllowance: it waits for approval, because `reason` was given; nothing was charged.
+            GatewayRefused: it was not answered; `charged` says whether it was charged.
+            InvalidArgument: what arrived does not follow the protocol, and is withheld.
+        """
+        body = _question(sql, epsilon, options)
+        more = {"purpose": purpose, "reason": reason, "fresh": fresh}
+        found = self._told("POST", f"/datasets/{_name(dataset)}/ask", body | {k: v for k, v in more.items() if v})
+        if found["state"] == "waiting":
+            raise BeyondAllowance(found["request"], found["said"])
+        if found["dataset"] != dataset:
+            raise InvalidArgument("the answer is about another data set")
+        return self._answer(found, body)
+
+    def collect(self, request: str) -> RemoteAnswer:
+        """The answer to a request that was approved since, or whose answer was lost on the way: costs nothing."""
+        return self._answer(self._told("GET", f"/requests/{_name(request)}/answer"), None)
+
+    def train_price(self, dataset: str, **settings: Any) -> Price:
+        """What a training would cost."""
+        return _price(self._told("POST", f"/datasets/{_name(dataset)}/trainings/price", settings), {}, False)
+
+    def train(self, dataset: str, *, label: str, epsilon: float, **settings: Any) -> Training:
+        """Have the gateway train: `settings` are named, such as epochs, lot, clip, model. See `wait`, `download`."""
+        told = {"label": label, "epsilon": epsilon, **settings}
+        found = self._told("POST", f"/datasets/{_name(dataset)}/trainings", told)
+        return Training(found["request"], found["dataset"], found["state"], found["said"])
+
+    def requests(self, *, state: str | None = None, dataset: str | None = None) -> list[Request]:
+        """One's requests, the newest first."""
+        wanted = {name: value for name, value in (("state", state), ("dataset", dataset)) if value is not None}
+        return [_request(one) for one in self._told("GET", "/requests", params=wanted)]
+
+    def request(self, request: str) -> Request:
+        """One request."""
+        return _request(self._told("GET", f"/requests/{_name(request)}"))
+
+    def cancel(self, request: str) -> Request:
+        """Take a request back, or end a training; what was charged stays charged."""
+        return _request(self._told("POST", f"/requests/{_name(request)}/cancel"))
+
+    def resume(self, request: str) -> Request:
+        """Go on with a training that was charged and then ended, at no new cost."""
+        return _request(self._told("POST", f"/requests/{_name(request)}/resume"))
+
+    def wait(self, request: str, *, seconds: float = 86_400.0, every: float = 1.0) -> Request:
+        """The request once it has ended.
+
+        Raises:
+            GatewayRefused: it has not within `seconds`.
+        """
+        ends = time.monotonic() + seconds
+        while (found := self.request(request)).state not in _ENDS:
+            if time.monotonic() > ends:
+                raise GatewayRefused(408, f"the request is {found.state} ({found.progress}) after {seconds:g} s")
+            time.sleep(every)
+        return found
+
+    def download(self, request: str, out: str | Path) -> Verification:
+        """Unpack what is handed on of a finished training into the new folder `out`, and verify it.
+
+        Raises:
+            InvalidArgument: `out` is there already, or what arrived is no release, or lies.
+        """
+        folder = Path(out)
+        if folder.exists():
+            raise InvalidArgument(f"{folder}: is there already; want a new folder")
+        response = self._sent("GET", f"/requests/{_name(request)}/result", None, None)
+        _unpack(response.content, folder)
+        found = verify(folder, signed_by=self._signed_by)
+        if found.lie is not None:
+            raise InvalidArgument(f"{folder}: does not verify: {found.lie.name}: {found.lie.detail}")
+        return found
+
+    def _answer(self, record: dict[str, Any], asked: dict[str, Any] | None) -> RemoteAnswer:
+        event, signed = checked(record, asked=asked, signed_by=self._signed_by)
+        answer, proof = record["answer"], record["proof"]
+        return RemoteAnswer(
+            request=record["request"],
+            dataset=record["dataset"],
+            columns=tuple(answer["columns"]),
+            rows=tuple(tuple(row) for row in answer["rows"]),
+            half_widths=answer["half_widths"],
+            notes=tuple(answer["notes"]),
+            event=event,
+            epsilon=proof["price"]["epsilon"],
+            delta=proof["price"]["delta"],
+            charge=proof["charge"]["hash"],
+            from_archive=bool(record["from_archive"]),
+            signed=signed,
+            record=record,
+        )
+
+    def _told(self, method: str, path: str, body: Any = None, params: Any = None) -> Any:
+        response = self._sent(method, path, body, params)
+        try:
+            return response.json()
+        except ValueError:
+            raise GatewayRefused(response.status_code, f"{path}: not JSON; is a gateway there?") from None
+
+    def _sent(self, method: str, path: str, body: Any, params: Any) -> httpx.Response:
+        try:
+            response = self._http.request(method, path, json=body, params=params)
+        except httpx.HTTPError as error:
+            said = (
+                f"{self._http.base_url}: {type(error).__name__}: {error}; whether anything was charged, requests() says"
+            )
+            raise GatewayRefused(0, said) from None
+        if response.is_success:
+            return response
+        try:
+            told = response.json()
+            said, charged = str(told["error"]), told.get("charged")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            said, charged = f"{path}: status {response.status_code}; is a gateway there?", None
+        raise GatewayRefused(response.status_code, said, charged=charged)
+
+
+def _question(sql: str, epsilon: float, options: dict[str, Any]) -> dict[str, Any]:
+    told = {"sql": sql, "epsilon": epsilon, **{name: value for name, value in options.items() if value is not None}}
+    try:
+        return json.loads(json.dumps(told, allow_nan=False))  # type: ignore[no-any-return]
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"the question: {error}; want plain numbers, texts and lists") from None
+
+
+def _price(found: dict[str, Any], widths: dict[str, float | None], archived: bool) -> Price:
+    event = from_json(json.dumps(found["event"]))
+    told = [found[name] for name in ("fits_budget", "fits_allowance", "allowance_left")]
+    return Price(found["epsilon"], found["delta"], event, widths, archived, *told)
+
+
+def _request(found: dict[str, Any]) -> Request:
+    names = ("request", "dataset", "member", "kind", "state", "charged", "reason", "said", "progress")
+    return Request(**{name: found[name] for name in names}, epsilon=found["price"]["epsilon"], record=found)
+
+
+def _name(given: str) -> str:
+    if not isinstance(given, str) or not given or not all(one.isalnum() or one in "_-" for one in given):
+        raise check.refuse("name", given, "the name of a data set or of a request")
+    return given
+
+
+def _unpack(content: bytes, folder: Path) -> None:
+    """The files of a release, by their known names, and nothing else."""
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(content))
+        names = archive.namelist()
+        if len(set(names)) < len(names) or set(names) - _FILES:
+            raise InvalidArgument("the archive holds files that are not of a release; nothing was unpacked")
+        if sum(one.file_size for one in archive.infolist()) > _LARGEST:
+            raise InvalidArgument(f"the archive unpacks to more than {_LARGEST} bytes; nothing was unpacked")
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_bytes(archive.read(name))
+    except (zipfile.BadZipFile, OSError) as error:
+        raise InvalidArgument(f"{folder}: could not be unpacked ({error})") from None
