@@ -14,12 +14,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from terrine.linear.ridge import solve, strength
-from terrine.linear.statistics import Statistics, StatisticsPlan
+from terrine.linear.statistics import LARGEST_WIDTH, Statistics, StatisticsPlan
 
 if TYPE_CHECKING:
     from terrine.linear.estimators import PrivateRidge, PrivateRidgeClassifier
 
-__all__ = ["PrivateRidge", "PrivateRidgeClassifier", "Statistics", "StatisticsPlan", "solve", "strength"]
+__all__ = [
+    "LARGEST_WIDTH",
+    "PrivateRidge",
+    "PrivateRidgeClassifier",
+    "Statistics",
+    "StatisticsPlan",
+    "solve",
+    "strength",
+]
 
 
 def __getattr__(name: str) -> Any:

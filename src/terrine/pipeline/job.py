@@ -19,7 +19,20 @@ from terrine.audit import folder as audit_files
 from terrine.errors import InvalidArgument
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
-from terrine.pipeline import baseline, bounds, by_pate, by_sgd, pages, planning, trained, tuning, whitened
+from terrine.pipeline import (
+    baseline,
+    bounds,
+    by_pate,
+    by_release,
+    by_sgd,
+    measuring,
+    pages,
+    planning,
+    recipes,
+    trained,
+    tuning,
+    whitened,
+)
 from terrine.pipeline.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, Folder
 from terrine.pipeline.learned import Learned
 from terrine.pipeline.material import Integers, Material, Opened, open_data
@@ -104,11 +117,15 @@ def _train(folder: Folder, plan: RunPlan, opened: Opened, receipt: Receipt, prog
     with progress("features") as shown:
         features = architecture.features(material.inputs, shown)
     if architecture.whitened:
-        architecture, features = whitened.prepare(folder, settings, architecture, features, opened.units, receipt)
+        architecture, features = whitened.prepare(
+            folder, settings, architecture, features, opened.units, receipt, held=plan.held
+        )
     where = (folder, settings, material, architecture, features, receipt)
     match plan.method:
         case by_pate.Labelling() as labelling:
             learned = by_pate.learn(labelling, *where, progress=progress)
+        case by_release.Releasing() as releasing:
+            learned = by_release.learn(releasing, *where)
         case tuning.Tuning() as tuned:
             learned = tuning.learn(tuned, *where, quiet=quiet)
         case by_sgd.Training() as training:
@@ -162,7 +179,7 @@ def claim(plan: RunPlan, receipt: Receipt, learned: Learned) -> dict[str, Any]:
         "weak_guarantee": plan.weakness or None,
         "unit": settled_unit(event).value,
         "neighbours": settled_neighbours(event).value,
-        "method": {"sgd": "DP-SGD", "pate": "PATE"}[plan.settings.method],
+        "method": plan.name,
         **learned.facts,
         "generator": plan.generator,
         "reproducible_noise_for_tests_only": is_reproducible(event),
@@ -187,11 +204,17 @@ def _results(
         "majority": None,
         "parameters": sum(one.numel() for one in learned.module.parameters()),
     }
+    if material.target is not None:
+        record["target"] = {"low": material.target.low, "high": material.target.high}
     if learned.accuracy is not None:
         return record | learned.accuracy
     if material.test is None:
-        return record | {"measured_on": "nothing: no public test rows were given and no budget was set aside"}
+        return record | {"measured_on": f"nothing: {_unmeasured(settings)}"}
     labels, tested = material.test[1], architecture.features(material.test[0])
+    if material.target is not None:
+        found = measuring.public(learned.module, tested, labels, material)
+        where = f"public rows in {settings.test}, which needs no protection"
+        return record | found | {"rows": len(labels), "measured_on": where}
     counts = np.bincount(labels, minlength=len(material.classes))
     where = "the published test set" if material.published else f"public rows in {settings.test}"
     shown = None
@@ -204,6 +227,13 @@ def _results(
         "rows": len(labels),
         "measured_on": f"{where}, which needs no protection",
     }
+
+
+def _unmeasured(settings: Settings) -> str:
+    if settings.accuracy_within == 0 or settings.method == "pate":
+        return "no public test rows were given and no budget was set aside"
+    within = f"{settings.accuracy_within or recipes.WITHIN:g}"
+    return f"no public test rows were given, and these are too few private ones for an accuracy within {within} points"
 
 
 def _accuracy(module: nn.Module, features: Tensor, labels: Integers) -> float:
