@@ -13,12 +13,14 @@ import typer
 
 from terrine import files
 from terrine.cli.charging import AccountName, By, LedgerUrl, Purpose, Weak, charging
+from terrine.cli.interrupted import explained
 from terrine.cli.progress import counted
 from terrine.errors import InvalidArgument
 from terrine.rounding import up
 
 if TYPE_CHECKING:
     from terrine.pipeline import Folder
+    from terrine.pipeline.planning import RunPlan
     from terrine.tables import Schema
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -89,14 +91,29 @@ def train(
         weak_guarantee=weak_guarantee, seed=seed,
     )  # fmt: skip
     finished = pipeline.Folder(out).done
-    with charging(ledger, account, by=by, purpose=purpose, usual="terrine train") as charged:
+    with (
+        explained(out, "terrine train"),
+        charging(ledger, account, by=by, purpose=purpose, usual="terrine train") as charged,
+    ):
         folder = pipeline.train(
             settings, out, **charged.told, head=charged.head(quiet=as_json),
             progress=functools.partial(counted, quiet=as_json), quiet=as_json, sign=sign,
+            said=functools.partial(_forewarned, quiet=as_json),
         )  # fmt: skip
     if not finished or not folder.has("report.html"):
         write_report(folder)
     summarise(folder, finished, as_json)
+
+
+def _forewarned(plan: RunPlan, quiet: bool) -> None:
+    """Say before the training that no accuracy will be printed, and what would help."""
+    if plan.unmeasured and not quiet:
+        within = plan.settings.accuracy_within or 2.0
+        typer.echo(
+            f"no accuracy will be measured within {within:g} points: {plan.unmeasured}; --accuracy-within takes "
+            "a wider one, --test public rows",
+            err=True,
+        )
 
 
 def predict(

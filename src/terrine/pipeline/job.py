@@ -20,6 +20,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
 from terrine.pipeline import (
+    affording,
     baseline,
     bounds,
     by_pate,
@@ -47,6 +48,10 @@ Progress = Callable[[str], Any]
 _BOUNDS = "owner/bounds.json"
 
 
+def _nothing(_plan: RunPlan) -> None:
+    return None
+
+
 @contextlib.contextmanager
 def _silent(_title: str) -> Any:
     yield None
@@ -63,20 +68,22 @@ def train(
     progress: Progress = _silent,
     quiet: bool = True,
     sign: str | Path | None = None,
+    said: Callable[[RunPlan], Any] = _nothing,
 ) -> Folder:
     """Train as the settings say, into the folder `out`; a run that is over is left as it is.
 
     Guarantee: the model, privacy.json, results.json and the model card cost at most the event in privacy.json, which
     the account is charged for before anything is drawn, written or looked at; all that is known before are the number
     of rows (with `person`, of people) and the columns. `head` asks the account's ledger for its head, which goes into
-    the report. `sign` is a file with a private key that signs the manifest. The report and audit/ hold the audit's
-    findings about private rows: they are for the data owner.
+    the report. `said` is given the plan before the charge. `sign` is a file with a private key that signs the
+    manifest. The report and audit/ hold the audit's findings about private rows: they are for the data owner.
 
     Raises:
         InvalidArgument: the data, the settings or the folder do not fit.
         BudgetExceeded: the account has not enough left; nothing was trained, and nothing is left behind.
     """
     folder, key = Folder(out), None if sign is None else signing.load_private(Path(sign))
+    settings = affording.bounded(settings, account, folder)
     folder.check(settings)
     if folder.done:
         tuning.forget(folder)
@@ -84,6 +91,9 @@ def train(
     page.check_installed()
     opened = open_data(settings)
     plan = planning.plan(settings, opened)
+    if not folder.has(RECEIPT):
+        affording.check(plan, opened, account)
+        said(plan)
     with files.unmade_if_refused(folder.owner):
         if not folder.has(RECEIPT):
             folder.make()

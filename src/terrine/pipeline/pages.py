@@ -87,7 +87,7 @@ def command(asked: dict[str, Any]) -> str:
     """The command that asks for this run."""
     words = [*asked.get("command", "terrine train").split(), *([asked["table"]] if asked.get("table") else [])]
     for name, value in asked.items():
-        if name == "command":
+        if name in ("command", "delta_at_most"):
             continue
         if value is True:
             words.append(f"--{name.replace('_', '-')}")

@@ -36,6 +36,8 @@ class RunPlan:
     """How it learns; its event holds the two above."""
     weakness: str = ""
     """Why the guarantee means little, in words; empty where it means something."""
+    unmeasured: str = ""
+    """Why no accuracy will be measured, in words; empty where one will be, or none is wanted."""
     fingerprint: str = ""
     """A SHA-256 hash of the public facts about the inputs: how many there are, their shape, the schema."""
 
@@ -101,7 +103,23 @@ def plan(settings: Settings, opened: Opened) -> RunPlan:
         white = whitened.event(settings, architecture, opened.units)
     before = tuple(event for event in (found, white) if event is not None)
     method = _method(settings, opened, architecture, before)
-    return RunPlan(settings, architecture, budget, found, white, method, weakness, opened.fingerprint)
+    return RunPlan(
+        settings,
+        architecture,
+        budget,
+        found,
+        white,
+        method,
+        weakness,
+        _unmeasured(settings, opened),
+        opened.fingerprint,
+    )
+
+
+def _unmeasured(settings: Settings, opened: Opened) -> str:
+    if opened.tested or settings.method == "pate" or settings.tune is not None or settings.accuracy_within == 0:
+        return ""
+    return "" if measuring.planned(settings, opened) else measuring.too_few(settings, opened)
 
 
 def _method(settings: Settings, opened: Opened, architecture: Architecture, before: tuple[Event, ...]) -> Method:

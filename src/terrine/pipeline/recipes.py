@@ -199,14 +199,16 @@ def delta(settings: Settings, examples: int) -> float:
     """The settings' delta, or a power of ten below 1 / examples, at most 1e-5."""
     if settings.delta is not None:
         return settings.delta
-    return min(1e-5, 10.0 ** -(math.floor(math.log10(examples)) + 1))
+    usual = min(1e-5, 10.0 ** -(math.floor(math.log10(examples)) + 1))
+    return usual if settings.delta_at_most is None else min(usual, settings.delta_at_most)
 
 
 def audited(settings: Settings, examples: int, held: int = 0) -> int:
     """How many private rows are left to coins, so that about `held` of them are left out."""
     if settings.audit is not None:
         return min(settings.audit, examples // 2)
-    return min(examples, max(min(_AUDITED_MOST, examples // 10), 2 * held))
+    tossed = 2 * held + math.ceil(4 * math.sqrt(held))  # so that seldom fewer than `held` coins fall on tails
+    return min(examples, max(min(_AUDITED_MOST, examples // 10), tossed))
 
 
 def canaries(settings: Settings, examples: int) -> int:

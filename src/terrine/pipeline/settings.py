@@ -40,6 +40,8 @@ class Settings:
     public: str | None = None
     """PATE on a table: rows that need no protection, without labels, for the student."""
     delta: float | None = None
+    delta_at_most: float | None = None
+    """The delta of the account that is charged: a delta that is not given is at most this."""
     method: str = "sgd"
     model: str | None = None
     lot: int | None = None
@@ -109,7 +111,8 @@ class Settings:
             given := [name for name in TRAINED_ONLY if getattr(self, name) is not None]
         ):
             raise InvalidArgument(
-                f"{given[0]}={getattr(self, given[0])}: not for --model {LEAST_SQUARES}, one release without steps; want it left out, or --model linear"
+                f"{given[0]}={getattr(self, given[0])}: not for --model {LEAST_SQUARES}, one release; want it "
+                "left out, or --model linear"
             )
         if self.tune is not None and self.gradient_canaries is not None:
             raise InvalidArgument("--tune with --gradient-canaries: a twin has one plan; want one of the two")
