@@ -114,9 +114,9 @@ def test_ctrl_c_says_what_is_kept_what_was_charged_and_how_to_go_on(
 
 
 def test_an_interruption_before_the_charge_says_so(tmp_path):
-    with pytest.raises(interrupted.Interrupted, match="nothing was charged"):
-        with interrupted.explained(tmp_path / "run", "terrine train"):
-            raise KeyboardInterrupt
+    stopped = pytest.raises(interrupted.Interrupted, match="nothing was charged")
+    with stopped, interrupted.explained(tmp_path / "run", "terrine train"):
+        raise KeyboardInterrupt
 
 
 def test_an_account_that_has_too_little_left_proposes_what_fits(run, tmp_path, table):
@@ -133,7 +133,7 @@ def test_an_account_that_has_too_little_left_proposes_what_fits(run, tmp_path, t
 def test_too_few_rows_for_an_accuracy_are_said_before_training(run, tmp_path, table):
     said = run("train", "people.csv", "--label", "ill", "--epsilon", 3, "--out", "run")
     assert "no accuracy will be measured within 2 points: 400 private rows at epsilon 3 are too few" in said.output
-    assert "%" not in [line for line in said.output.splitlines() if line.startswith("accuracy")][0]
+    assert "%" not in next(line for line in said.output.splitlines() if line.startswith("accuracy"))
     events = json.loads((tmp_path / "run" / "events.json").read_text())
     assert "Laplace" not in json.dumps(events)  # and nothing was paid for it
     quiet = run("train", "people.csv", "--label", "ill", "--epsilon", 3, "--accuracy-within", 0, "--out", "silent")
