@@ -24,11 +24,13 @@ from tests.prompts import tiny
 
 UNSURE = SCHEMA.replace("high = 100", "high = 100\nconfirmed = false")
 TABLE = ("train", "people.csv", "--label", "ill", "--epsilon", 8, "--out", "run", "--epochs", 2, "--lot", 100)
+RELEASE = ("train", "people.csv", "--label", "ill", "--epsilon", 8, "--out", "run", "--model", "least-squares")
 DIGITS = ("train", "--data", "digits", "--epsilon", 8, "--out", "run", "--epochs", 1)
 PROMPT = ("--model", "model", "--epsilon", 2, "--template", "{text} Mood :", "--words", " good, bad", "--seed", 1)
 RUNS = {
     "private bounds": (*TABLE, "--private-bounds"),
-    "accuracy": TABLE,
+    "accuracy": (*TABLE, "--accuracy-within", 5),
+    "one release": (*RELEASE, "--private-bounds", "--accuracy-within", 5),
     "tuning": (*TABLE, "--private-bounds", "--tune", 3),
     "whitening": (*DIGITS, "--model", "scatter-linear"),
     "tuning of whitened features": (*DIGITS, "--model", "scatter-linear", "--tune", 2),

@@ -57,7 +57,9 @@ def test_the_library_refuses_in_runs_and_warns_elsewhere():
     with pytest.warns(WeakGuarantee, match="above 20"):
         assert plan.epsilon > 20
     with pytest.warns(WeakGuarantee, match="not below 1/60"):
-        sgd.PrivateClassifier(delta=0.1, epochs=1).fit(np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2)
+        sgd.PrivateClassifier(classes=[0, 1], delta=0.1, epochs=1).fit(
+            np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2
+        )
     deal = pate.split(100, 20, seed=0)
     votes, rule = pate.Votes(np.full((40, 2), 10), deal.record()), pate.GaussianMax(1.0)
     with pytest.warns(WeakGuarantee, match="above 20"):

@@ -12,7 +12,7 @@ import torch
 from terrine import pipeline
 from terrine.audit import folder as audit_files
 from terrine.errors import InvalidArgument
-from terrine.pipeline import baseline, by_sgd, coins, pages, recipes
+from terrine.pipeline import baseline, by_sgd, coins, measuring, pages, planning, recipes
 from terrine.pipeline.learned import Learned
 from terrine.pipeline.material import open_data
 from terrine.pipeline.units import Units
@@ -23,7 +23,9 @@ QUICK = ("--epochs", 3, "--lot", 100)
 
 def some(labels: list[int], classes: int, people: list[int] | None = None) -> SimpleNamespace:
     units = Units(len(labels), None if people is None else People(people, len(labels)), 2)
-    return SimpleNamespace(labels=np.array(labels), classes=[str(one) for one in range(classes)], units=units)
+    return SimpleNamespace(
+        labels=np.array(labels), classes=[str(one) for one in range(classes)], units=units, target=None
+    )
 
 
 def test_every_row_of_a_canary_is_wrong_and_no_other_is() -> None:
@@ -83,16 +85,19 @@ def test_the_mutant_that_forgets_its_noise_is_caught_by_the_runs_own_audit(tmp_p
 def test_accuracy_is_counted_on_true_labels(table, tmp_path, monkeypatch) -> None:
     """Rows left out by their coin measure the accuracy; among them are canaries, whose true labels count."""
     seen = {}
-    counted = by_sgd.right_answers
+    released = measuring.released
 
-    def spied(module, features, material, units):
-        seen["labels"], seen["units"] = material.labels.copy(), units
-        return counted(module, features, material, units)
+    def spied(measurement, folder, settings, module, material, features, tossed):
+        seen["labels"], seen["units"] = material.labels.copy(), tossed.out
+        return released(measurement, folder, settings, module, material, features, tossed)
 
-    monkeypatch.setattr(by_sgd, "right_answers", spied)
-    settings = pipeline.Settings(epsilon=4, table=str(table), label="ill", seed=5, epochs=3, lot=100)
+    monkeypatch.setattr(measuring, "released", spied)
+    settings = pipeline.Settings(
+        epsilon=4, table=str(table), label="ill", seed=5, epochs=3, lot=100, accuracy_within=20
+    )
     folder = pipeline.train(settings, tmp_path / "run")
-    tossed = coins.of_run(folder.owner, settings, 400)
+    held = planning.plan(settings, open_data(settings)).held
+    tossed = coins.of_run(folder.owner, settings, 400, held)
     assert set(seen["units"]) == set(tossed.out)
     assert np.array_equal(seen["labels"], open_data(settings).look({}).labels)
     assert "wrong labels" in folder.read("privacy.json")["canaries"]

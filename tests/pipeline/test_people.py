@@ -48,7 +48,7 @@ def units_of(claim):
 
 
 def test_a_run_for_people(run, visits, tmp_path):
-    found = run(*VISITS, "--out", "run", "--json").read()
+    found = run(*VISITS, "--lot", 75, "--accuracy-within", 30, "--out", "run", "--json").read()
     assert (found["unit"], found["people"], found["rows_per_person"]) == ("person", 150, 10)
     assert "examples" not in found
     assert found["epsilon"] <= 8

@@ -14,7 +14,7 @@ from terrine.events import Reproducible
 from terrine.sgd import PrivateClassifier
 
 
-@parametrize_with_checks([PrivateClassifier(epsilon=8.0, epochs=1, seed=0)])
+@parametrize_with_checks([PrivateClassifier(classes="public", epsilon=8.0, epochs=1, seed=0)])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
@@ -30,7 +30,7 @@ def digits():
 )
 def test_digits_are_learned(digits, options):
     X, y, X_test, y_test = digits
-    model = PrivateClassifier(epsilon=4.0, lot=150, learning_rate=4.0, seed=1, **options).fit(X, y)
+    model = PrivateClassifier(classes="public", epsilon=4.0, lot=150, learning_rate=4.0, seed=1, **options).fit(X, y)
     assert model.score(X_test, y_test) > 0.7
     assert model.epsilon_ <= 4.0
     assert isinstance(model.event_, Reproducible)
@@ -40,14 +40,14 @@ def test_digits_are_learned(digits, options):
 def test_a_module_is_copied_not_trained_in_place(digits):
     module = nn.Linear(64, 10)
     before = module.weight.detach().clone()
-    fitted = PrivateClassifier(module, lot=300, epochs=1, seed=0).fit(digits[0], digits[1])
+    fitted = PrivateClassifier(module, classes="public", lot=300, epochs=1, seed=0).fit(digits[0], digits[1])
     assert bool((module.weight == before).all())
     assert not bool((fitted.module_.weight == before).all())
 
 
 def test_labels_are_words_or_numbers_and_may_be_fixed_in_advance(digits):
     names = np.array([f"digit {label}" for label in digits[1]])
-    fitted = PrivateClassifier(epochs=1, seed=0).fit(digits[0], names)
+    fitted = PrivateClassifier(classes="public", epochs=1, seed=0).fit(digits[0], names)
     assert set(fitted.predict(digits[2])) <= set(names)
     wider = PrivateClassifier(epochs=1, seed=0, classes=range(12)).fit(digits[0], digits[1])
     assert wider.predict_proba(digits[2]).shape[1] == 12
@@ -56,7 +56,7 @@ def test_labels_are_words_or_numbers_and_may_be_fixed_in_advance(digits):
 
 
 def test_it_works_inside_scikit_learn(digits):
-    model = PrivateClassifier(epsilon=8.0, epochs=3, seed=0)
+    model = PrivateClassifier(classes="public", epsilon=8.0, epochs=3, seed=0)
     assert len(cross_val_score(clone(model), digits[0][:300], digits[1][:300], cv=2)) == 2
 
 
@@ -78,7 +78,7 @@ def test_a_fit_that_is_refused_leaves_nothing_fitted(digits, wrong, why):
         def charge(self, event, *, purpose, by):
             self.charges += 1
 
-    model = PrivateClassifier(epochs=1, seed=0).fit(digits[0], digits[1])
+    model = PrivateClassifier(classes="public", epochs=1, seed=0).fit(digits[0], digits[1])
     account = Notes()
     model.set_params(account=account, **wrong)
     with pytest.raises(InvalidArgument, match=why):
@@ -93,7 +93,7 @@ def test_a_fit_that_the_account_refuses_predicts_nothing(digits):
         def charge(self, event, *, purpose, by):
             raise BudgetExceeded("nothing left")
 
-    model = PrivateClassifier(epochs=1, account=Poor())
+    model = PrivateClassifier(classes="public", epochs=1, account=Poor())
     with pytest.raises(BudgetExceeded):
         model.fit(digits[0], digits[1])
     with pytest.raises(NotFittedError):

@@ -390,7 +390,9 @@ def test_the_classifier_takes_groups():
     x = np.random.default_rng(0).normal(size=(300, 5)).astype(np.float32)
     y = (x[:, 0] > 0).astype(int)
     groups = np.arange(300) % 100
-    model = sgd.PrivateClassifier(epsilon=8.0, delta=1e-3, rows_per_group=2, seed=1).fit(x, y, groups=groups)
+    model = sgd.PrivateClassifier(classes="public", epsilon=8.0, delta=1e-3, rows_per_group=2, seed=1).fit(
+        x, y, groups=groups
+    )
     assert model.plan_.people == 100
     assert model.plan_.rows_per_person == 2
     assert settled_unit(model.event_) is Unit.PERSON

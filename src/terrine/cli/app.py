@@ -68,8 +68,8 @@ def main() -> None:
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         code = app(standalone_mode=False)
-    except typer.Abort:
-        _leave("interrupted", code=130)
+    except (typer.Abort, KeyboardInterrupt) as stop:
+        _leave(str(stop) or "interrupted", code=130)
     except (TerrineError, OSError) as error:
         _leave(str(error), code=2)
     except Exception as error:

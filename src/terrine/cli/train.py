@@ -13,12 +13,14 @@ import typer
 
 from terrine import files
 from terrine.cli.charging import AccountName, By, LedgerUrl, Purpose, Weak, charging
+from terrine.cli.interrupted import explained
 from terrine.cli.progress import counted
 from terrine.errors import InvalidArgument
 from terrine.rounding import up
 
 if TYPE_CHECKING:
     from terrine.pipeline import Folder
+    from terrine.pipeline.planning import RunPlan
     from terrine.tables import Schema
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -41,10 +43,14 @@ def train(
     public: Annotated[str | None, typer.Option(help="pate: a table of public rows for the student.")] = None,
     delta: Annotated[float | None, typer.Option(help="Default: a power of ten below 1/rows.")] = None,
     method: Annotated[str, typer.Option(help="sgd or pate.")] = "sgd",
-    model: Annotated[str | None, typer.Option(help="linear, mlp; images: scatter-linear, scatter-cnn, cnn.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="linear, mlp; least-squares (one release); images: scatter-linear, scatter-cnn, cnn."),
+    ] = None,
     lot: Annotated[int | None, typer.Option(help="sgd: expected examples, or people, in a lot.")] = None,
     epochs: Annotated[float | None, typer.Option(help="sgd: passes over the data.")] = None,
     clip: Annotated[float | None, typer.Option(help="sgd: the bound on one example's, or person's, gradient.")] = None,
+    loss: Annotated[str | None, typer.Option(help="A label that is a number: squared or absolute error.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="sgd: the learning rate.")] = None,
     device: Annotated[str | None, typer.Option(help="sgd: where to train: cpu, cuda, mps.")] = None,
     tune: Annotated[
@@ -55,6 +61,10 @@ def train(
     private_bounds: Annotated[
         bool, typer.Option("--private-bounds", help="Spend a tenth of epsilon on bounds that are not confirmed.")
     ] = False,
+    accuracy_within: Annotated[
+        float | None,
+        typer.Option(help="Points that an accuracy without --test may be off; default 2, 0: no accuracy."),
+    ] = None,
     audit: Annotated[int | None, typer.Option(help="Rows, or people, left to coins for the audit; 0: none.")] = None,
     gradient_canaries: Annotated[
         int | None, typer.Option(help="Audit a twin, too, with so many gradient canaries; takes a second training.")
@@ -75,19 +85,35 @@ def train(
         epsilon=epsilon, data=data, table=table, label=label, schema=schema, person=person,
         rows_per_person=rows_per_person, test=test, public=public, delta=delta,
         method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate,
+        loss=loss, accuracy_within=accuracy_within,
         device=device, tune=tune, teachers=teachers, queries=queries, private_bounds=private_bounds, audit=audit,
         gradient_canaries=gradient_canaries,
         weak_guarantee=weak_guarantee, seed=seed,
     )  # fmt: skip
     finished = pipeline.Folder(out).done
-    with charging(ledger, account, by=by, purpose=purpose, usual="terrine train") as charged:
+    with (
+        explained(out, "terrine train"),
+        charging(ledger, account, by=by, purpose=purpose, usual="terrine train") as charged,
+    ):
         folder = pipeline.train(
             settings, out, **charged.told, head=charged.head(quiet=as_json),
             progress=functools.partial(counted, quiet=as_json), quiet=as_json, sign=sign,
+            said=functools.partial(_forewarned, quiet=as_json),
         )  # fmt: skip
     if not finished or not folder.has("report.html"):
         write_report(folder)
     summarise(folder, finished, as_json)
+
+
+def _forewarned(plan: RunPlan, quiet: bool) -> None:
+    """Say before the training that no accuracy will be printed, and what would help."""
+    if plan.unmeasured and not quiet:
+        within = plan.settings.accuracy_within or 2.0
+        typer.echo(
+            f"no accuracy will be measured within {within:g} points: {plan.unmeasured}; --accuracy-within takes "
+            "a wider one, --test public rows",
+            err=True,
+        )
 
 
 def predict(
@@ -105,8 +131,11 @@ def predict(
 
     model = pipeline.load(run)
     rows: Any = np.load(table, allow_pickle=False) if table.endswith(".npy") else tables.read(table)
-    shares = model.probabilities(rows)
-    names = np.array(model.classes)[shares.argmax(axis=1)]
+    if model.target is not None and probabilities:
+        raise InvalidArgument("--probabilities: the model predicts a number, which has no classes; want it without")
+    shares = np.zeros((0, 0)) if model.target is not None else model.probabilities(rows)
+    names = model.predict(rows) if model.target is not None else np.array(model.classes)[shares.argmax(axis=1)]
+    shares = shares if model.target is None else np.zeros((len(names), 0))
     with contextlib.ExitStack() as stack:
         file = sys.stdout if out is None else stack.enter_context(out.open("w", newline="", encoding="utf-8"))
         writer = csv.writer(file, lineterminator="\n")
@@ -133,6 +162,10 @@ def schema(
     table: Annotated[str, typer.Argument(help="A private table: .csv, .tsv, .parquet, .arrow.")],
     label: Annotated[str | None, typer.Option(help="The column to predict; else asked for, or the last.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; else TABLE.schema.toml beside the table.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--target", help="class or number: what the label is; else guessed from the rows."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: draft all facts, unconfirmed.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a schema that is there.")] = False,
 ) -> None:
@@ -146,7 +179,7 @@ def schema(
     read = tables.read(table)
     last = read.column_names[-1]
     label = label or (last if yes else typer.prompt("the column to predict", default=last))
-    drafted = tables.draft(read, label)
+    drafted = tables.draft(read, label, target=kind)
     found = drafted if yes else _confirmed(drafted)
     files.write(target, found.to_toml(), private=True)  # drafts hold values of the rows
     typer.echo(f"written: {target}")
@@ -159,9 +192,13 @@ def _confirmed(drafted: Schema) -> Schema:
 
     typer.echo("Each fact below was guessed from the private rows. Confirm it only if it is known without them:")
     typer.echo("from a form's limits, a code book, the law of nature. Otherwise type what is known.", err=False)
-    classes = _ask_list(f"label {drafted.label}: classes", drafted.classes)
+    classes, target = drafted.classes, drafted.target
+    if target is None:
+        classes = _ask_list(f"label {drafted.label}: classes", drafted.classes)
+    else:
+        target = _ask_column(f"label {drafted.label}", target)
     columns = {name: _ask_column(name, column) for name, column in drafted.columns.items()}
-    return Schema(drafted.label, classes, columns)
+    return Schema(drafted.label, classes, columns, target=target)
 
 
 def _ask_column(name: str, column: Any) -> Any:
@@ -209,13 +246,25 @@ def summarise(folder: Folder, finished: bool, as_json: bool) -> None:
     )
     if privacy["weak_guarantee"]:
         console.print(f"[bold red]a weak guarantee:[/] {privacy['weak_guarantee']}")
-    if results["accuracy"] is not None:
+    if results.get("target") is not None and "mean_absolute_error" in results:
+        console.print(_of_number(results))
+    elif results["accuracy"] is not None:
         console.print(f"accuracy {100 * results['accuracy']:.2f}%{_unsure(results)} on {results['measured_on']}")
     else:
         console.print(f"accuracy measured on {results['measured_on']}")
     if privacy["reproducible_noise_for_tests_only"]:
         console.print("[bold red]the noise came from a seed: for tests only, NOT private[/]")
     console.print(f"report: {folder.path / 'report.html'}    audit: terrine audit run {folder.path}")
+
+
+def _of_number(results: dict[str, Any]) -> str:
+    """How good predictions of a number are."""
+    off, r2 = results.get("off_by_at_most"), results["r2"]
+    unsure = "" if off is None else f" (95% sure to be off by at most {off:.3g})"
+    explained = "not known" if r2 is None else f"{r2:.3f}"
+    return (
+        f"mean absolute error {results['mean_absolute_error']:.4g}{unsure}, R2 {explained}, on {results['measured_on']}"
+    )
 
 
 def _unsure(results: dict[str, Any]) -> str:

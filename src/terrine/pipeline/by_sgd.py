@@ -1,8 +1,8 @@
 """A run by DP-SGD.
 
 Rows that a coin left out carry no label: their loss is 0, so they add nothing to any sum, and the number of examples
-and the sampling rate stay what the plan says. Without public test rows, the accuracy is a count of right answers on
-the rows left out, released with noise and paid for by a twentieth of epsilon, as part of the plan's event.
+and the sampling rate stay what the plan says. Without public test rows, the accuracy is released with noise about the
+rows left out (`measuring.py`), and paid for as part of the plan's event.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from terrine import mechanisms, sgd
+from terrine import sgd
 from terrine.audit import attacks
 from terrine.events import Budget, Event
-from terrine.pipeline import coins, recipes, twin
+from terrine.pipeline import coins, measuring, recipes, twin
 from terrine.pipeline.folder import Folder
 from terrine.pipeline.learned import Learned
 from terrine.pipeline.material import Material, Opened
@@ -27,13 +27,12 @@ from terrine.pipeline.models import Architecture
 from terrine.pipeline.settings import Settings
 from terrine.pipeline.units import Floats, Integers, Units
 from terrine.receipts import Receipt
-from terrine.rng import SYSTEM, Seeded
 from terrine.sgd.averaging import Average
 from terrine.sgd.checkpoint import Checkpoint
+from terrine.sgd.targets import NumberLoss
 
 SILENT = -100
 """The label of a row that adds nothing to any sum."""
-_SHARE_FOR_ACCURACY = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +42,9 @@ class Training:
     plan: sgd.Plan
     usual: recipes.Defaults
     learning_rate: float
-    measured: mechanisms.Counts | None
-    """What counts right answers on rows that were left out, where nothing public measures accuracy."""
+    measured: measuring.Measurement | None
+    """What measures accuracy on rows that were left out, where nothing public does."""
+    loss: nn.Module
 
     @property
     def event(self) -> Event:
@@ -54,9 +54,7 @@ class Training:
 
 def planned(settings: Settings, opened: Opened, architecture: Architecture, before: tuple[Event, ...]) -> Training:
     """The training that keeps the settings' budget together with what comes `before` it."""
-    count, measured = opened.units.count, None
-    if not opened.tested and recipes.audited(settings, count):
-        measured = mechanisms.Counts(epsilon=_SHARE_FOR_ACCURACY * settings.epsilon, unit=opened.units.unit)
+    count, measured = opened.units.count, measuring.planned(settings, opened)
     usual = recipes.recipe(settings, architecture.kind, count)
     plan = sgd.Plan(
         **opened.units.planned,
@@ -70,7 +68,9 @@ def planned(settings: Settings, opened: Opened, architecture: Architecture, befo
     rate = settings.learning_rate or recipes.learning_rate(
         architecture.kind, noise=plan.noise, lot=plan.lot, clip=usual.clip
     )
-    return Training(plan, usual, rate, measured)
+    if opened.target is not None and settings.learning_rate is None:
+        rate = min(rate, 0.3)  # the curvature of a squared error is that of its rows, not below it
+    return Training(plan, usual, rate, measured, criterion(settings, opened.target is not None))
 
 
 def learn(
@@ -87,16 +87,16 @@ def learn(
     """Train on the private rows, or go on where the run stopped."""
     receipt.covers(training.event)
     units = material.units
-    tossed = coins.of_run(folder.owner, settings, units.count)
+    tossed = coins.of_run(folder.owner, settings, units.count, measuring.held(training.measured))
     canaries = tossed.canaries(recipes.canaries(settings, units.count))
     taught = coins.mislabelled(material, canaries.units)
-    labels = torch.from_numpy(taught.copy())
-    labels[torch.from_numpy(units.all_rows(tossed.out))] = SILENT
+    labels = silenced(taught, units.all_rows(tossed.out))
     module = built(architecture, settings)
     checkpoint = folder.owner / "checkpoint.pt"
     fitted = trainer(
-        checkpoint, module, training.plan, training.learning_rate, training.usual, quiet, device=settings.device
-    )
+        checkpoint, module, training.plan, training.learning_rate, training.usual, training.loss, quiet,
+        device=settings.device,
+    )  # fmt: skip
     fitted.fit((features, labels), person=units.ids)
     module.cpu()
     return Learned(
@@ -106,7 +106,7 @@ def learn(
         facts=facts(training.plan, training.learning_rate, training.usual) | in_words(canaries, units),
         accuracy=None
         if training.measured is None
-        else _accuracy(folder, settings, training.measured, module, material, features, tossed),
+        else measuring.released(training.measured, folder, settings, module, material, features, tossed),
         gradients=_twin(training, settings, architecture, (features, labels), units),
     )
 
@@ -118,14 +118,29 @@ def _twin(
         return None
     found = twin.attacked(
         built(architecture, settings), training.plan, rows, count=settings.gradient_canaries,
-        learning_rate=training.learning_rate, momentum=training.usual.momentum, criterion=_criterion(),
+        learning_rate=training.learning_rate, momentum=training.usual.momentum, criterion=training.loss,
         person=units.ids, seed=settings.seed,
     )  # fmt: skip
     return found.scores, found.included
 
 
-def _criterion() -> nn.Module:
-    return nn.CrossEntropyLoss(reduction="none", ignore_index=SILENT)
+def criterion(settings: Settings, number: bool = False) -> nn.Module:
+    """The loss of one example, 0 where it is silenced."""
+    return NumberLoss(settings.loss or "squared") if number else _OF_CLASSES
+
+
+_OF_CLASSES = nn.CrossEntropyLoss(reduction="none", ignore_index=SILENT)
+
+
+def silenced(taught: NDArray[Any], rows: Integers) -> Tensor:
+    """The labels to train on; those of `rows` add nothing to any sum."""
+    if taught.dtype.kind == "f":
+        labels = torch.from_numpy(taught.astype(np.float32))
+        labels[torch.from_numpy(rows)] = torch.nan
+    else:
+        labels = torch.from_numpy(taught.copy())
+        labels[torch.from_numpy(rows)] = SILENT
+    return labels
 
 
 def built(architecture: Architecture, settings: Settings) -> nn.Module:
@@ -142,6 +157,7 @@ def trainer(
     plan: sgd.Plan,
     learning_rate: float,
     usual: recipes.Defaults,
+    loss: nn.Module,
     quiet: bool,
     device: str | None = None,
 ) -> sgd.Trainer:
@@ -149,22 +165,24 @@ def trainer(
     return sgd.Trainer(
         module,
         torch.optim.SGD(module.parameters(), lr=learning_rate, momentum=usual.momentum),
-        _criterion(),
+        loss,
         plan,
         average=Average(usual.average),
-        checkpoint=Checkpoint(checkpoint, every=max(1, plan.steps // 10)),
+        checkpoint=Checkpoint(checkpoint, every=recipes.checkpoint_every(plan.steps)),
         device=device,
         progress=False if quiet else None,
     )
 
 
-def scores(module: nn.Module, features: Tensor, labels: Integers, units: Units, chosen: Integers) -> Floats:
+def scores(module: nn.Module, features: Tensor, labels: NDArray[Any], units: Units, chosen: Integers) -> Floats:
     """How sure the module is of the labels of the chosen units' rows: what the audit attacks."""
     if not len(chosen):
         return np.zeros(0)
     rows = units.all_rows(chosen)
     with torch.no_grad():
         logits = module(features[torch.from_numpy(rows)]).double().numpy()
+    if labels.dtype.kind == "f":
+        return units.mean(-np.abs(logits[:, 0] - labels[rows]), chosen)
     return units.mean(attacks.confidence(logits, labels[rows]), chosen)
 
 
@@ -174,46 +192,6 @@ def in_words(canaries: coins.Coins, units: Units) -> dict[str, str]:
         return {}
     noun, each = ("rows", "each") if units.people is None else ("people", "each with all rows,")
     return {"canaries": f"{len(canaries.units)} private {noun}, {each} in or out by a fair coin, carry wrong labels"}
-
-
-def _accuracy(
-    folder: Folder,
-    settings: Settings,
-    measured: mechanisms.Counts,
-    module: nn.Module,
-    material: Material,
-    features: Tensor,
-    tossed: coins.Coins,
-) -> dict[str, Any]:
-    """Released once: what was drawn is kept, and read back by whoever asks again."""
-    if folder.has("owner/accuracy.json"):
-        return folder.read("owner/accuracy.json")
-    if not len(tossed.out):  # every coin fell on heads
-        return {"measured_on": "nothing: no row was left out by its coin"}
-    right = right_answers(module, features, material, tossed.out)
-    source = SYSTEM if settings.seed is None else Seeded(settings.seed)
-    noisy = int(np.asarray(measured.release(right, rng=source).value).reshape(-1)[0])
-    record = {
-        "accuracy": min(max(noisy / len(tossed.out), 0.0), 1.0),
-        "rows": len(tossed.out),
-        "measured_on": f"{of_each(material.units)} not trained on; a noisy count, paid for by a twentieth of epsilon",
-        "off_by_at_most": measured.error(confidence=0.95) / len(tossed.out),
-    }
-    folder.write("owner/accuracy.json", record)
-    return record
-
-
-def right_answers(module: nn.Module, features: Tensor, material: Material, units: Any) -> int:
-    """How many of these units have their class told right, by one row of each."""
-    rows = material.units.one_row(units)
-    with torch.no_grad():
-        told = module(features[torch.from_numpy(rows)]).argmax(dim=1).numpy()
-    return int((told == material.labels[rows]).sum())
-
-
-def of_each(units: Units) -> str:
-    """What `right_answers` looks at, in words."""
-    return "private rows that were" if units.people is None else "one row of each of the people who were"
 
 
 def facts(plan: sgd.Plan, learning_rate: float, usual: recipes.Defaults) -> dict[str, Any]:

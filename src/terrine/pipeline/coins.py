@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,14 +48,19 @@ class Coins:
         return Coins(self.units[chosen], self.heads[chosen])
 
 
-def of_run(owner: Path, settings: Settings, count: int) -> Coins:
-    """The coins of a run by DP-SGD on `count` units, in its owner's folder."""
-    return tossed(owner / "coins.npz", units=count, count=recipes.audited(settings, count), seed=settings.seed)
+def of_run(owner: Path, settings: Settings, count: int, held: int = 0) -> Coins:
+    """The coins of a run by DP-SGD on `count` units, so that about `held` are left out, in its owner's folder."""
+    audited = recipes.audited(settings, count, held)
+    return tossed(owner / "coins.npz", units=count, count=audited, seed=settings.seed)
 
 
-def mislabelled(material: Material, canaries: Integers) -> Integers:
+def mislabelled(material: Material, canaries: Integers) -> NDArray[Any]:
     """The labels of all rows, those of the canaries' rows wrong; true labels stay with `material`."""
     labels, classes, units = material.labels.copy(), len(material.classes), material.units
+    if material.target is not None:  # a number becomes the bound that it is farther from
+        rows = np.isin(np.arange(units.count) if units.ids is None else units.ids, canaries)
+        labels[rows] = np.where(labels[rows] > 0, -1.0, 1.0)
+        return labels
     if classes < 2:
         return labels
     offsets = np.zeros(units.count, dtype=np.int64)

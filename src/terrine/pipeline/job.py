@@ -19,7 +19,21 @@ from terrine.audit import folder as audit_files
 from terrine.errors import InvalidArgument
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
-from terrine.pipeline import baseline, bounds, by_pate, by_sgd, pages, planning, trained, tuning, whitened
+from terrine.pipeline import (
+    affording,
+    baseline,
+    bounds,
+    by_pate,
+    by_release,
+    by_sgd,
+    measuring,
+    pages,
+    planning,
+    recipes,
+    trained,
+    tuning,
+    whitened,
+)
 from terrine.pipeline.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, Folder
 from terrine.pipeline.learned import Learned
 from terrine.pipeline.material import Integers, Material, Opened, open_data
@@ -32,6 +46,10 @@ from terrine.verify import manifest, signing
 
 Progress = Callable[[str], Any]
 _BOUNDS = "owner/bounds.json"
+
+
+def _nothing(_plan: RunPlan) -> None:
+    return None
 
 
 @contextlib.contextmanager
@@ -50,20 +68,22 @@ def train(
     progress: Progress = _silent,
     quiet: bool = True,
     sign: str | Path | None = None,
+    said: Callable[[RunPlan], Any] = _nothing,
 ) -> Folder:
     """Train as the settings say, into the folder `out`; a run that is over is left as it is.
 
     Guarantee: the model, privacy.json, results.json and the model card cost at most the event in privacy.json, which
     the account is charged for before anything is drawn, written or looked at; all that is known before are the number
     of rows (with `person`, of people) and the columns. `head` asks the account's ledger for its head, which goes into
-    the report. `sign` is a file with a private key that signs the manifest. The report and audit/ hold the audit's
-    findings about private rows: they are for the data owner.
+    the report. `said` is given the plan before the charge. `sign` is a file with a private key that signs the
+    manifest. The report and audit/ hold the audit's findings about private rows: they are for the data owner.
 
     Raises:
         InvalidArgument: the data, the settings or the folder do not fit.
         BudgetExceeded: the account has not enough left; nothing was trained, and nothing is left behind.
     """
     folder, key = Folder(out), None if sign is None else signing.load_private(Path(sign))
+    settings = affording.bounded(settings, account, folder)
     folder.check(settings)
     if folder.done:
         tuning.forget(folder)
@@ -71,6 +91,9 @@ def train(
     page.check_installed()
     opened = open_data(settings)
     plan = planning.plan(settings, opened)
+    if not folder.has(RECEIPT):
+        affording.check(plan, opened, account)
+        said(plan)
     with files.unmade_if_refused(folder.owner):
         if not folder.has(RECEIPT):
             folder.make()
@@ -104,11 +127,15 @@ def _train(folder: Folder, plan: RunPlan, opened: Opened, receipt: Receipt, prog
     with progress("features") as shown:
         features = architecture.features(material.inputs, shown)
     if architecture.whitened:
-        architecture, features = whitened.prepare(folder, settings, architecture, features, opened.units, receipt)
+        architecture, features = whitened.prepare(
+            folder, settings, architecture, features, opened.units, receipt, held=plan.held
+        )
     where = (folder, settings, material, architecture, features, receipt)
     match plan.method:
         case by_pate.Labelling() as labelling:
             learned = by_pate.learn(labelling, *where, progress=progress)
+        case by_release.Releasing() as releasing:
+            learned = by_release.learn(releasing, *where)
         case tuning.Tuning() as tuned:
             learned = tuning.learn(tuned, *where, quiet=quiet)
         case by_sgd.Training() as training:
@@ -162,7 +189,7 @@ def claim(plan: RunPlan, receipt: Receipt, learned: Learned) -> dict[str, Any]:
         "weak_guarantee": plan.weakness or None,
         "unit": settled_unit(event).value,
         "neighbours": settled_neighbours(event).value,
-        "method": {"sgd": "DP-SGD", "pate": "PATE"}[plan.settings.method],
+        "method": plan.name,
         **learned.facts,
         "generator": plan.generator,
         "reproducible_noise_for_tests_only": is_reproducible(event),
@@ -187,11 +214,17 @@ def _results(
         "majority": None,
         "parameters": sum(one.numel() for one in learned.module.parameters()),
     }
+    if material.target is not None:
+        record["target"] = {"low": material.target.low, "high": material.target.high}
     if learned.accuracy is not None:
         return record | learned.accuracy
     if material.test is None:
-        return record | {"measured_on": "nothing: no public test rows were given and no budget was set aside"}
+        return record | {"measured_on": f"nothing: {_unmeasured(settings)}"}
     labels, tested = material.test[1], architecture.features(material.test[0])
+    if material.target is not None:
+        found = measuring.public(learned.module, tested, labels, material)
+        where = f"public rows in {settings.test}, which needs no protection"
+        return record | found | {"rows": len(labels), "measured_on": where}
     counts = np.bincount(labels, minlength=len(material.classes))
     where = "the published test set" if material.published else f"public rows in {settings.test}"
     shown = None
@@ -204,6 +237,13 @@ def _results(
         "rows": len(labels),
         "measured_on": f"{where}, which needs no protection",
     }
+
+
+def _unmeasured(settings: Settings) -> str:
+    if settings.accuracy_within == 0 or settings.method == "pate":
+        return "no public test rows were given and no budget was set aside"
+    within = f"{settings.accuracy_within or recipes.WITHIN:g}"
+    return f"no public test rows were given, and these are too few private ones for an accuracy within {within} points"
 
 
 def _accuracy(module: nn.Module, features: Tensor, labels: Integers) -> float:

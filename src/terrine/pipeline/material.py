@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from terrine.pipeline import bounds
 from terrine.pipeline.settings import Settings
 from terrine.pipeline.units import Units
 from terrine.sgd.people import People
+from terrine.sgd.targets import Bounds
 
 Integers = NDArray[np.int64]
 _DIGITS_FOR_TESTING = 597
@@ -40,12 +42,15 @@ class Material:
 
     name: str
     inputs: NDArray[Any]
-    labels: Integers
+    labels: NDArray[Any]
+    """Places among the classes; or numbers, scaled from the target's bounds to [-1, 1]."""
     classes: tuple[str, ...]
     units: Units
-    test: tuple[NDArray[Any], Integers] | None = None
+    test: tuple[NDArray[Any], NDArray[Any]] | None = None
     public: NDArray[Any] | None = None
     schema: tables.Schema | None = None
+    target: Bounds | None = None
+    """The bounds of a label that is a number."""
     published: bool = False
     """Whether the private rows are in truth a published data set, so that a baseline may be shown."""
 
@@ -67,6 +72,8 @@ class Opened:
     public: int = 0
     """How many public inputs there are for a student."""
     schema: tables.Schema | None = None
+    target: Bounds | None = None
+    """The bounds of a label that is a number; there are no classes then."""
     unbounded: int = 0
     """How many columns are to be bounded privately."""
     look: Callable[[bounds.Found], Material] = field(repr=False, kw_only=True)
@@ -77,11 +84,20 @@ class Opened:
     @property
     def fingerprint(self) -> str:
         """A SHA-256 hash of the public facts."""
-        known = [self.units.count, "people" if self.units.people else "rows", list(self.shape), self.classes]
+        known: list[Any] = [self.units.count, "people" if self.units.people else "rows", list(self.shape), self.classes]
+        if self.target is not None:
+            known.append([self.target.low, self.target.high])
         columns = {} if self.schema is None else self.schema.as_dict()["columns"]
         sure = {name: column if column["confirmed"] else None for name, column in columns.items()}  # others may leak
         text = json.dumps([*known, None if self.schema is None else list(self.schema.classes), sure], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def length(self) -> float | None:
+        """A public bound of a row's length, for a target that is a number; None where rows are scaled one by one."""
+        if self.target is None or self.schema is None:
+            return None
+        return math.sqrt(sum(1 for column in self.schema.columns.values() if column.width))
 
     def __post_init__(self) -> None:
         if self.units.count < _LEAST:
@@ -144,19 +160,29 @@ def _of_table(settings: Settings) -> Opened:
     for one in (table, test, public):
         if one is not None:
             schema.check_columns(one)
-    tested = None if test is None else schema.labels(test)
+    target = None if schema.target is None else Bounds(schema.target.low, schema.target.high)
+    if target is not None and (settings.method == "pate" or settings.tune is not None):
+        raise InvalidArgument(f"label {schema.label!r} is a number: want --method sgd, without --tune")
+    if target is None and settings.loss is not None:
+        raise InvalidArgument(f"--loss {settings.loss}: label {schema.label!r} is a class; want it for a number only")
+
+    def labels(one: Any) -> NDArray[Any]:
+        return schema.labels(one) if target is None else target.scaled(schema.numbers(one))
+
+    tested = None if test is None else labels(test)
 
     def look(found: bounds.Found) -> Material:
         known = bounds.applied(schema, found) if settings.private_bounds else schema
         return Material(
             Path(settings.table or "").name,
             known.encode(table),
-            known.labels(table),
+            labels(table),
             known.classes,
             units,
             test=None if tested is None else (known.encode(test), tested),
             public=None if public is None else known.encode(public),
             schema=known,
+            target=target,
         )
 
     return Opened(
@@ -166,6 +192,7 @@ def _of_table(settings: Settings) -> Opened:
         tested=test is not None,
         public=0 if public is None else public.num_rows,
         schema=schema,
+        target=target,
         unbounded=len(bounds.unknown(schema)) if settings.private_bounds else 0,
         look=look,
         find=lambda: bounds.find(table, schema, units, epsilon=settings.epsilon, seed=settings.seed),

@@ -8,6 +8,7 @@ and lets one clipping bound and learning rate serve most data.
     mlp               tables, images      one hidden layer of bounded units
     scatter-linear    images              softmax regression on scattering features [TB21]
     scatter-cnn       images              a small network on scattering features [TB21]
+    least-squares     tables, images      a linear model from one release (`by_release.py`); images: scattering features
     cnn               images              a small network with bounded units [PTS+21]
 """
 
@@ -26,10 +27,12 @@ from torch import Tensor, nn
 from terrine import check
 from terrine.features import architectures
 from terrine.features.whitening import Whitening
+from terrine.linear.models import LEAST
+from terrine.pipeline.settings import LEAST_SQUARES
 
 Shape = tuple[int, ...]
-FOR_TABLES = ("linear", "mlp")
-FOR_IMAGES = ("linear", "mlp", "scatter-linear", "scatter-cnn", "cnn")
+FOR_TABLES = ("linear", "mlp", LEAST_SQUARES)
+FOR_IMAGES = ("linear", "mlp", "scatter-linear", "scatter-cnn", "cnn", LEAST_SQUARES)
 
 
 class Ways(NamedTuple):
@@ -47,10 +50,13 @@ class Architecture:
     name: str
     shape: Shape
     classes: int
+    """How many classes; 0 where a number is predicted."""
     whitened: bool = False
     """Whether the features are maps to be whitened."""
     whitening: Whitening | None = None
     """What whitens them, once it was released."""
+    length: float | None = None
+    """What rows of a table are divided by, a public bound of their lengths; None scales each to length 1."""
 
     def __post_init__(self) -> None:
         known = FOR_TABLES if len(self.shape) == 1 else FOR_IMAGES
@@ -72,14 +78,21 @@ class Architecture:
         """The module before training."""
         match self.name:
             case "linear" | "scatter-linear":
-                return _from_zero(nn.Linear(self._width, self.classes))
+                return _from_zero(nn.Linear(self.width, self.outputs))
+            case "least-squares":
+                return _from_zero(nn.Linear(self.width, 1) if not self.classes else Shares(self.width, self.classes))
             case "mlp":
                 hidden = 64 if len(self.shape) == 1 else 256
-                return nn.Sequential(nn.Linear(self._width, hidden), nn.Tanh(), nn.Linear(hidden, self.classes))
+                return nn.Sequential(nn.Linear(self.width, hidden), nn.Tanh(), nn.Linear(hidden, self.outputs))
             case "scatter-cnn":
                 return architectures.scatter_cnn(self.shape[0], self.shape[1], self.classes)
             case _:
                 return _cnn(self.shape, self.classes)
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers come out for an example."""
+        return self.classes or 1
 
     @property
     def kind(self) -> str:
@@ -98,8 +111,14 @@ class Architecture:
         return 2 if self.shape[-1] >= 20 else 1
 
     @property
-    def _width(self) -> int:
-        if self.name != "scatter-linear":
+    def scattered(self) -> bool:
+        """Whether its features are scattering features, for a linear model."""
+        return self.name == "scatter-linear" or (self.name == LEAST_SQUARES and len(self.shape) > 1)
+
+    @property
+    def width(self) -> int:
+        """How many features a linear model is fed."""
+        if not self.scattered:
             return math.prod(self.shape)
         side = int(self.shape[-1] // 2**self._scales)
         return (self.ways.keep if self.whitened else self._channels) * side * side
@@ -110,13 +129,15 @@ class Architecture:
 
     def _features(self, inputs: Tensor) -> Tensor:
         if len(self.shape) == 1:
-            rows = nn.functional.normalize(inputs.float(), dim=1)
+            rows = (
+                nn.functional.normalize(inputs.float(), dim=1) if self.length is None else inputs.float() / self.length
+            )
             return rows[:, :, None, None] if self.whitened else rows
         images = inputs.float() / 255
         match self.name:
             case "linear" | "mlp":
                 return nn.functional.normalize(images.flatten(1) - 0.3, dim=1)
-            case "scatter-linear":
+            case "scatter-linear" | "least-squares":
                 waves = architectures.scatter_features(images, scales=self._scales)
                 if self.whitened:
                     roots = waves.clamp_(min=0).sqrt_()
@@ -127,6 +148,13 @@ class Architecture:
                 return architectures.scatter_features(images)
             case _:
                 return images
+
+
+class Shares(nn.Linear):
+    """Least-squares classes: the softmax of what comes out is the scores, cut at 0.001, divided by their sum."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).clamp(min=LEAST).log()
 
 
 def _from_zero(layer: nn.Linear) -> nn.Linear:

@@ -33,6 +33,10 @@ _KEYS = {
     "noise": "noise multiplier",
     "clip": "clipping bound",
     "learning_rate": "learning rate",
+    "features": "features of a row",
+    "released_numbers": "numbers released",
+    "sensitivity": "sensitivity",
+    "ridge": "ridge, chosen from the release",
     "whitening": "preparation",
     "tuning": "tuning",
     "canaries": "canaries of the audit",
@@ -83,7 +87,7 @@ def command(asked: dict[str, Any]) -> str:
     """The command that asks for this run."""
     words = [*asked.get("command", "terrine train").split(), *([asked["table"]] if asked.get("table") else [])]
     for name, value in asked.items():
-        if name == "command":
+        if name in ("command", "delta_at_most"):
             continue
         if value is True:
             words.append(f"--{name.replace('_', '-')}")
@@ -105,7 +109,9 @@ def _shown(folder: Folder, privacy: Any, words: str, event: Event, curve: Any) -
         "style": Markup(style_sheet()),
         "review": review.full(privacy, receipt, words),
         "facts": _facts(privacy),
-        "epsilon_figure": Markup(figures.epsilon_over_training([share * whole for share in shares], curves, unit=unit)),
+        "epsilon_figure": Markup(figures.epsilon_over_training([share * whole for share in shares], curves, unit=unit))
+        if privacy["method"] != "one release"
+        else None,
         "progress_unit": unit,
         "trade_figure": Markup(
             figures.trade_off(
@@ -180,6 +186,11 @@ def _hidden(privacy: dict[str, Any]) -> list[str]:
         return [
             "The teachers' votes and their gaps: private data cast them. terrine pate draws them for the owner.",
             "The vote-dependent cost: it is data as well. The claim above holds whatever the votes were.",
+        ]
+    if privacy["method"] == "one release":
+        return [
+            "The sums without noise, and how many rows were scaled or cut: they were not released by the plan.",
+            "The noise: forgotten when the run was over. The noisy sums themselves stay with the owner.",
         ]
     return [
         "How many gradients were clipped, and training losses: they were not released by the plan.",

@@ -13,10 +13,12 @@ from functools import cached_property
 from terrine import accounting, check
 from terrine.errors import InvalidArgument
 from terrine.events import Budget, Event
-from terrine.pipeline import bounds, by_pate, by_sgd, recipes, tuning, whitened
+from terrine.pipeline import bounds, by_pate, by_release, by_sgd, measuring, recipes, tuning, whitened
 from terrine.pipeline.material import Opened
 from terrine.pipeline.models import Architecture
-from terrine.pipeline.settings import Settings
+from terrine.pipeline.settings import LEAST_SQUARES, Settings
+
+Method = by_sgd.Training | tuning.Tuning | by_pate.Labelling | by_release.Releasing
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +32,12 @@ class RunPlan:
     """What finding bounds costs, where any are to be found."""
     whitening: Event | None
     """What whitening the features costs, where they are."""
-    method: by_sgd.Training | tuning.Tuning | by_pate.Labelling
+    method: Method
     """How it learns; its event holds the two above."""
     weakness: str = ""
     """Why the guarantee means little, in words; empty where it means something."""
+    unmeasured: str = ""
+    """Why no accuracy will be measured, in words; empty where one will be, or none is wanted."""
     fingerprint: str = ""
     """A SHA-256 hash of the public facts about the inputs: how many there are, their shape, the schema."""
 
@@ -41,6 +45,18 @@ class RunPlan:
     def event(self) -> Event:
         """What the whole run does to the private rows."""
         return self.method.event
+
+    @property
+    def name(self) -> str:
+        """What the method is called."""
+        if isinstance(self.method, by_pate.Labelling):
+            return "PATE"
+        return "one release" if isinstance(self.method, by_release.Releasing) else "DP-SGD"
+
+    @property
+    def held(self) -> int:
+        """About how many units are left out, so that accuracy is measured on them."""
+        return measuring.held(getattr(self.method, "measured", None))
 
     @cached_property
     def epsilon(self) -> float:
@@ -57,6 +73,8 @@ class RunPlan:
         else:
             key = "made from a seed" if seeded else "from the operating system's generator"
             words = f"AES-256 in counter mode under a key {key} (lots, and noise of training and whitening)"
+            if isinstance(self.method, by_release.Releasing):
+                words = f"{direct} (noise of the release)" + (f"; {words}" if self.whitening else "")
             if self.bounds or isinstance(self.method, tuning.Tuning) or self.method.measured:
                 words += f"; {direct} (noise on bounds and counts)"
         return f"SEEDED, FOR TESTS ONLY, NOT PRIVATE: {words}" if seeded else words
@@ -85,20 +103,39 @@ def plan(settings: Settings, opened: Opened) -> RunPlan:
         white = whitened.event(settings, architecture, opened.units)
     before = tuple(event for event in (found, white) if event is not None)
     method = _method(settings, opened, architecture, before)
-    return RunPlan(settings, architecture, budget, found, white, method, weakness, opened.fingerprint)
+    return RunPlan(
+        settings,
+        architecture,
+        budget,
+        found,
+        white,
+        method,
+        weakness,
+        _unmeasured(settings, opened),
+        opened.fingerprint,
+    )
 
 
-def _method(
-    settings: Settings, opened: Opened, architecture: Architecture, before: tuple[Event, ...]
-) -> by_sgd.Training | tuning.Tuning | by_pate.Labelling:
+def _unmeasured(settings: Settings, opened: Opened) -> str:
+    if opened.tested or settings.method == "pate" or settings.tune is not None or settings.accuracy_within == 0:
+        return ""
+    return "" if measuring.planned(settings, opened) else measuring.too_few(settings, opened)
+
+
+def _method(settings: Settings, opened: Opened, architecture: Architecture, before: tuple[Event, ...]) -> Method:
     if settings.method == "pate":
         return by_pate.planned(settings, opened)
+    if architecture.name == LEAST_SQUARES:
+        return by_release.planned(settings, opened, architecture, before)
     way = by_sgd.planned if settings.tune is None else tuning.planned
     return way(settings, opened, architecture, before)
 
 
 def _architecture(settings: Settings, opened: Opened) -> Architecture:
     """The model asked for, or the usual one."""
-    name = settings.model or ("linear" if len(opened.shape) == 1 else "scatter-linear")
-    whitens = recipes.whitens(settings, name, opened.shape, opened.units.count)
-    return Architecture(name, opened.shape, opened.classes, whitened=whitens)
+    count = opened.units.count
+    name = settings.model or recipes.model(settings, opened.shape, opened.classes, count)
+    if settings.method == "pate" and name == LEAST_SQUARES:
+        raise InvalidArgument(f"--model {LEAST_SQUARES}: want --method sgd; PATE's student is trained")
+    whitens = opened.target is None and recipes.whitens(settings, name, opened.shape, count)
+    return Architecture(name, opened.shape, opened.classes, whitened=whitens, length=opened.length)

@@ -19,8 +19,15 @@ from typing import NamedTuple
 
 from terrine import accounting
 from terrine.events import Budget, Gaussian
-from terrine.pipeline.settings import Settings
+from terrine.linear import LARGEST_WIDTH
+from terrine.pipeline.settings import LEAST_SQUARES, TRAINED_ONLY, Settings
 
+_ONE_RELEASE = 4_000
+"""Up to so many examples x epsilon, one release is better than a training."""
+WITHIN = 2.0
+"""How many points an accuracy may be off, unless asked for otherwise."""
+_SHARES = (0.05, 0.1, 0.2)
+"""Of epsilon, what an accuracy may cost."""
 _AUDITED_MOST = 1000
 _CANARIES_MOST = 120
 _WIDE = 1000
@@ -55,6 +62,21 @@ def recipe(settings: Settings, kind: str, examples: int) -> Defaults:
     )
 
 
+def model(settings: Settings, shape: tuple[int, ...], classes: int, examples: int) -> str:
+    """The model where none is asked for: what `benchmarks/results.py` says wins on public data.
+
+    One release of least squares wins on tables while examples x epsilon is small (rows release-...): on Adult below
+    about 4,000, above it DP-SGD does. Numbers are learned
+    by least squares: a training has the same loss and no less noise.
+    """
+    if len(shape) > 1:
+        return "scatter-linear"
+    wanted = any(getattr(settings, name) is not None for name in TRAINED_ONLY)
+    few = classes == 0 or examples * settings.epsilon <= _ONE_RELEASE
+    fits = settings.method == "sgd" and shape[0] < LARGEST_WIDTH
+    return LEAST_SQUARES if few and fits and not wanted else "linear"
+
+
 def learning_rate(kind: str, *, noise: float, lot: int, clip: float) -> float:
     """Steps in proportion to what the noise leaves of a gradient, in clipping bounds."""
     spread = max(noise / lot, 1e-9)
@@ -69,12 +91,68 @@ def learning_rate(kind: str, *, noise: float, lot: int, clip: float) -> float:
             return min(0.004 / spread, 2.0)
 
 
+def checkpoint_every(steps: int) -> int:
+    """How many steps lie between two saves: at most 10, and in a short run a twentieth of it."""
+    return max(1, min(10, steps // 20))
+
+
 def whitens(settings: Settings, model: str, shape: tuple[int, ...], examples: int) -> bool:
     """Whether features are whitened first: scattering features are, and so is a large table for a linear model."""
     if settings.method != "sgd":
         return False  # PATE's teachers learn from features as they are
     table = model == "linear" and len(shape) == 1
-    return model == "scatter-linear" or (table and examples >= _MANY and shape[0] <= _WIDE)
+    images = len(shape) > 1 and model in ("scatter-linear", LEAST_SQUARES)
+    return images or (table and examples >= _MANY and shape[0] <= _WIDE)
+
+
+class Measuring(NamedTuple):
+    """What an accuracy on private rows takes."""
+
+    held: int
+    """How many units have to be left out of the training."""
+    epsilon: float
+    """What their noisy counts cost."""
+    within: float
+    """How far it may be off, 95% sure: noise, and the chance of which units were left out."""
+
+
+def measuring(settings: Settings, examples: int, sums: int = 1) -> Measuring | None:
+    """The cheapest way to an accuracy of the width that is asked for; None where there are too few examples for it.
+
+    A share of m units left out is off by at most sqrt(1 / m) with probability 0.95, whatever it is (twice the largest
+    standard deviation of a share); a noisy sum of m values between 0 and 1 by ln(20) / epsilon. The two are
+    independent: their squares add. `sums` are paid for alike.
+    """
+    within = (WITHIN if settings.accuracy_within is None else settings.accuracy_within) / 100
+    if within <= 0:
+        return None
+    for share in _SHARES:
+        epsilon = share * settings.epsilon
+        held = _held_for(within, epsilon / sums)
+        if held <= _most_held(settings, examples):
+            return Measuring(held, epsilon, within)
+    return None
+
+
+def reachable(settings: Settings, examples: int, sums: int = 1) -> float:
+    """The smallest width, in points, that so many examples allow."""
+    most = _most_held(settings, examples)
+    return 100 * off_by(most, _SHARES[-1] * settings.epsilon / sums) if most else math.inf
+
+
+def off_by(held: int, epsilon: float) -> float:
+    """How far a share of `held` units, counted with noise of this epsilon, is off at most, 95% sure."""
+    return math.hypot(1 / math.sqrt(held), math.log(20) / epsilon / held)
+
+
+def _held_for(within: float, epsilon: float) -> int:
+    """The fewest units that keep a width: the root of off_by, which falls as they grow."""
+    half, noise = 1 / (2 * within**2), math.log(20) / (epsilon * within)
+    return math.ceil(half + math.sqrt(half**2 + noise**2))
+
+
+def _most_held(settings: Settings, examples: int) -> int:
+    return examples // 5 if settings.audit is None else min(settings.audit, examples // 2) // 2
 
 
 class WhiteningNoise(NamedTuple):
@@ -121,12 +199,16 @@ def delta(settings: Settings, examples: int) -> float:
     """The settings' delta, or a power of ten below 1 / examples, at most 1e-5."""
     if settings.delta is not None:
         return settings.delta
-    return min(1e-5, 10.0 ** -(math.floor(math.log10(examples)) + 1))
+    usual = min(1e-5, 10.0 ** -(math.floor(math.log10(examples)) + 1))
+    return usual if settings.delta_at_most is None else min(usual, settings.delta_at_most)
 
 
-def audited(settings: Settings, examples: int) -> int:
-    """How many private rows are left to coins."""
-    return min(_AUDITED_MOST, examples // 10) if settings.audit is None else min(settings.audit, examples // 2)
+def audited(settings: Settings, examples: int, held: int = 0) -> int:
+    """How many private rows are left to coins, so that about `held` of them are left out."""
+    if settings.audit is not None:
+        return min(settings.audit, examples // 2)
+    tossed = 2 * held + math.ceil(4 * math.sqrt(held))  # so that seldom fewer than `held` coins fall on tails
+    return min(examples, max(min(_AUDITED_MOST, examples // 10), tossed))
 
 
 def canaries(settings: Settings, examples: int) -> int:

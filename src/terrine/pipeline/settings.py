@@ -11,6 +11,10 @@ from terrine.errors import InvalidArgument
 
 SETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "adult")
 METHODS = ("sgd", "pate")
+LOSSES = ("squared", "absolute")
+LEAST_SQUARES = "least-squares"
+"""The model that is made from one release instead of a training."""
+TRAINED_ONLY = ("lot", "epochs", "clip", "learning_rate", "device", "tune", "gradient_canaries", "loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +40,16 @@ class Settings:
     public: str | None = None
     """PATE on a table: rows that need no protection, without labels, for the student."""
     delta: float | None = None
+    delta_at_most: float | None = None
+    """The delta of the account that is charged: a delta that is not given is at most this."""
     method: str = "sgd"
     model: str | None = None
     lot: int | None = None
     epochs: float | None = None
     clip: float | None = None
     learning_rate: float | None = None
+    loss: str | None = None
+    """For a label that is a number: squared (None) or absolute."""
     device: str | None = None
     """Where DP-SGD trains: cpu, cuda, mps; None is the CPU."""
     tune: int | None = None
@@ -50,6 +58,8 @@ class Settings:
     queries: int | None = None
     private_bounds: bool = False
     """Find the bounds that the schema does not confirm privately, for a tenth of epsilon."""
+    accuracy_within: float | None = None
+    """How many points a paid-for accuracy may be off, 95% sure; None is 2, 0 is no accuracy."""
     audit: int | None = None
     """How many private rows a fair coin leaves in or out for the audit; None chooses, 0 is no audit."""
     gradient_canaries: int | None = None
@@ -88,11 +98,22 @@ class Settings:
         for name in ("epochs", "clip", "learning_rate"):
             if getattr(self, name) is not None:
                 check.positive(name, getattr(self, name))
+        if self.accuracy_within is not None:
+            check.not_negative("accuracy_within", self.accuracy_within, "points of per cent; 0 for no accuracy")
+        if self.loss is not None and self.loss not in LOSSES:
+            raise check.refuse("loss", self.loss, f"one of {', '.join(LOSSES)}")
         of_sgd = ("lot", "epochs", "clip", "learning_rate", "device", "tune", "gradient_canaries")
         of_pate = ("teachers", "queries")
         of_other = of_sgd if self.method == "pate" else of_pate
         if given := [name for name in of_other if getattr(self, name) is not None]:
             raise InvalidArgument(f"{given[0]}={getattr(self, given[0])}: not for --method {self.method}")
+        if self.model == LEAST_SQUARES and (
+            given := [name for name in TRAINED_ONLY if getattr(self, name) is not None]
+        ):
+            raise InvalidArgument(
+                f"{given[0]}={getattr(self, given[0])}: not for --model {LEAST_SQUARES}, one release; want it "
+                "left out, or --model linear"
+            )
         if self.tune is not None and self.gradient_canaries is not None:
             raise InvalidArgument("--tune with --gradient-canaries: a twin has one plan; want one of the two")
         if self.tune is not None and self.clip is not None and self.learning_rate is not None:

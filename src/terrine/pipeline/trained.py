@@ -17,6 +17,7 @@ from terrine.errors import InvalidArgument
 from terrine.pipeline import whitened
 from terrine.pipeline.folder import MODEL, PRIVACY, WEIGHTS, Folder
 from terrine.pipeline.models import Architecture
+from terrine.sgd.targets import Bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,8 @@ class Trained:
     classes: tuple[str, ...]
     schema: tables.Schema | None
     privacy: dict[str, Any]
+    target: Bounds | None = None
+    """The bounds of the number that is predicted; None where classes are."""
 
     @property
     def epsilon(self) -> float:
@@ -36,6 +39,8 @@ class Trained:
 
     def probabilities(self, inputs: Any) -> NDArray[np.float64]:
         """(rows, classes), from a `pyarrow.Table` or an array shaped as the training inputs were."""
+        if self.target is not None:
+            raise InvalidArgument("the model predicts a number, which has no classes: want predict")
         array = self._array(inputs)
         features = self.architecture.features(array)
         with torch.no_grad():
@@ -43,8 +48,19 @@ class Trained:
         found: NDArray[np.float64] = torch.cat(parts).numpy()
         return found
 
+    def numbers(self, inputs: Any) -> NDArray[np.float64]:
+        """The number that is predicted for each row, within its bounds."""
+        if self.target is None:
+            raise InvalidArgument("the model predicts classes, not numbers: want predict or probabilities")
+        features = self.architecture.features(self._array(inputs))
+        with torch.no_grad():
+            parts = [self.module(part).double()[:, 0] for part in torch.split(features, 1000)]
+        return self.target.unscaled(torch.cat(parts).numpy())
+
     def predict(self, inputs: Any) -> NDArray[Any]:
-        """The likeliest class of each row, by name."""
+        """The likeliest class of each row, by name; or the number that is predicted for it."""
+        if self.target is not None:
+            return self.numbers(inputs)
         return np.asarray(np.array(self.classes)[self.probabilities(inputs).argmax(axis=1)])
 
     def accuracy(self, inputs: Any, labels: NDArray[np.int64]) -> float:
@@ -69,6 +85,7 @@ def save(folder: Folder, architecture: Architecture, module: nn.Module, classes:
         "model": architecture.name,
         "shape": list(architecture.shape),
         "whitened": architecture.whitened,
+        "length": architecture.length,
         "classes": list(classes),
         "schema": None if schema is None else schema.as_dict(),
     }
@@ -90,14 +107,18 @@ def load(path: str | Path) -> Trained:
         is_whitened = record.get("whitened", False)
         if is_whitened != (whitening is not None):
             raise KeyError("whitening")
-        architecture = Architecture(record["model"], tuple(record["shape"]), len(classes), is_whitened, whitening)
+        architecture = Architecture(
+            record["model"], tuple(record["shape"]), len(classes), is_whitened, whitening, record.get("length")
+        )
         schema = None if record["schema"] is None else tables.Schema.from_dict(record["schema"], source=str(path))
         module = architecture.build()
         module.load_state_dict(weights)
     except (KeyError, TypeError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidArgument(f"{path}: the model cannot be read ({reason}); the folder is damaged") from None
-    return Trained(architecture, module.eval(), classes, schema, privacy)
+    number = None if schema is None or schema.target is None else schema.target
+    target = None if number is None else Bounds(number.low, number.high)
+    return Trained(architecture, module.eval(), classes, schema, privacy, target)
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -26,7 +25,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import Budget, Composed, Event, NegativeBinomialCount, OneOf, RandomStopping
 from terrine.mechanisms.exact import below
 from terrine.mechanisms.stopping import draw_count
-from terrine.pipeline import by_sgd, coins, recipes
+from terrine.pipeline import by_sgd, coins, measuring, recipes
 from terrine.pipeline.folder import Folder
 from terrine.pipeline.learned import Learned
 from terrine.pipeline.material import Material, Opened
@@ -186,7 +185,7 @@ def _best_place(tuned: _Tuned, state: dict[str, Any]) -> int:
     scores: list[int] = state["scores"]
     for place in range(len(scores), len(state["candidates"])):
         module, _ = _trained(tuned, state, place)
-        right = by_sgd.right_answers(module, tuned.features, tuned.material, tuned.held)
+        right = measuring.right_answers(module, tuned.features, tuned.material, tuned.held)
         noisy = tuned.tuning.scored.release(right, rng=_source(tuned.settings, place + 1)).value
         scores.append(int(np.asarray(noisy).reshape(-1)[0]))
         tuned.folder.write(_STATE, state)
@@ -204,12 +203,11 @@ def _trained(tuned: _Tuned, state: dict[str, Any], place: int) -> tuple[nn.Modul
     plan = replace(tuned.tuning.plans[candidate.lot], clip=candidate.clip, epochs=None, budget=None, seed=seed)
     tuned.receipt.covers(plan.event)
     units = tuned.material.units
-    labels = torch.from_numpy(tuned.taught.copy())
-    labels[torch.from_numpy(units.all_rows(tuned.silent))] = by_sgd.SILENT
+    labels = by_sgd.silenced(tuned.taught, units.all_rows(tuned.silent))
     module = by_sgd.built(tuned.architecture, tuned.settings)
     trainer = by_sgd.trainer(
-        _checkpoint(tuned, place), module, plan, candidate.learning_rate, tuned.tuning.usual, tuned.quiet,
-        device=tuned.settings.device,
+        _checkpoint(tuned, place), module, plan, candidate.learning_rate, tuned.tuning.usual,
+        by_sgd.criterion(tuned.settings), tuned.quiet, device=tuned.settings.device,
     )  # fmt: skip
     trainer.fit((tuned.features, labels), person=units.ids)
     return module.cpu(), candidate
@@ -228,9 +226,9 @@ def _accuracy(tuned: _Tuned, score: int) -> dict[str, Any]:
     return {
         "accuracy": min(max(score / held, 0.0), 1.0),
         "rows": held,
-        "measured_on": f"{by_sgd.of_each(tuned.material.units)} not trained on; the noisy count that chose among the "
-        "candidates, so rather high; paid for",
-        "off_by_at_most": tuned.tuning.scored.error(confidence=0.95) / held,
+        "measured_on": f"{measuring.of_each(tuned.material.units)} not trained on; the noisy count that chose among "
+        "the candidates, so rather high; paid for",
+        "off_by_at_most": recipes.off_by(held, tuned.tuning.scored.epsilon),
     }
 
 

@@ -41,22 +41,29 @@ def event(settings: Settings, architecture: Architecture, units: Units) -> Event
 
 
 def prepare(
-    folder: Folder, settings: Settings, architecture: Architecture, features: Tensor, units: Units, receipt: Receipt
+    folder: Folder,
+    settings: Settings,
+    architecture: Architecture,
+    features: Tensor,
+    units: Units,
+    receipt: Receipt,
+    *,
+    held: int = 0,
 ) -> tuple[Architecture, Tensor]:
     """The architecture with its whitening, and the features whitened; released now, or read back."""
     receipt.covers(event(settings, architecture, units))
     if not folder.has(_KEPT):
-        save(folder, _KEPT, {}, _released(folder, settings, architecture, features, units))
+        save(folder, _KEPT, {}, _released(folder, settings, architecture, features, units, held))
     whitening = read(folder.path / _KEPT)[1]
     assert whitening is not None
     return replace(architecture, whitening=whitening), whitening(features)
 
 
 def _released(
-    folder: Folder, settings: Settings, architecture: Architecture, features: Tensor, units: Units
+    folder: Folder, settings: Settings, architecture: Architecture, features: Tensor, units: Units, held: int
 ) -> Whitening:
     noise = recipes.whitening_noise(settings, units.count)
-    tossed = coins.of_run(folder.owner, settings, units.count)
+    tossed = coins.of_run(folder.owner, settings, units.count, held)
     return private_whitening(
         features, mean_noise=noise.mean, noise=noise.moments, **architecture.ways._asdict(),
         without=torch.from_numpy(units.all_rows(tossed.out)), people=units.people, rows_per_person=units.most or 1,

@@ -37,8 +37,21 @@ def shared(privacy: dict[str, Any], results: dict[str, Any], allowed: Profile) -
         "short": review.short(privacy, words),
         "rows": results.get("rows"),
         "off_by": results.get("off_by_at_most"),
+        "number": results.get("target"),
+        "errors": _errors(results),
         **{name: results[name] for name in names},
     }
+
+
+def _errors(results: dict[str, Any]) -> str | None:
+    """How good predictions of a number are, in words."""
+    if "mean_absolute_error" not in results:
+        return None
+    r2 = "not known" if results["r2"] is None else f"{results['r2']:.3f}"
+    off = results.get("off_by_at_most")
+    sure = "" if off is None else f" (off by at most {off:.3g} with probability 95%)"
+    root = f"root mean squared error {results['root_mean_squared_error']:.4g}"
+    return f"mean absolute error {results['mean_absolute_error']:.4g}{sure}, {root}, R2 {r2}"
 
 
 def _counted(privacy: dict[str, Any]) -> str:

@@ -34,6 +34,7 @@ from terrine.sgd.validation import Budgeted, PublicValidation
 
 if TYPE_CHECKING:
     from terrine.sgd.classifier import PrivateClassifier
+    from terrine.sgd.regressor import PrivateRegressor
 
 __all__ = [
     "Adaptive",
@@ -50,6 +51,7 @@ __all__ = [
     "Plan",
     "Poisson",
     "PrivateClassifier",
+    "PrivateRegressor",
     "PublicValidation",
     "Shuffled",
     "Stages",
@@ -66,4 +68,8 @@ def __getattr__(name: str) -> Any:
         from terrine.sgd.classifier import PrivateClassifier
 
         return PrivateClassifier
+    if name == "PrivateRegressor":
+        from terrine.sgd.regressor import PrivateRegressor
+
+        return PrivateRegressor
     raise AttributeError(f"module 'terrine.sgd' has no attribute {name!r}")

@@ -1,18 +1,15 @@
 """A scikit-learn classifier trained by DP-SGD: linear, an MLP, or any module.
 
-    PrivateClassifier(epsilon=1.0, delta=1e-5).fit(X, y).score(X_test, y_test)
+    PrivateClassifier(classes=[0, 1], epsilon=1.0, delta=1e-5).fit(X, y).score(X_test, y_test)
 
-The number of examples, the number of features and the set of labels count as public. Give `classes` where the labels
-that occur might be telling; a label outside them is then refused. Nothing else is taken from the data but what the
-plan pays for: rows are scaled one by one, never by statistics of the whole.
+The number of examples and of features count as public. The classes do not: they are given, and a label outside them is
+refused. Nothing else is taken from the data but what the plan pays for: rows are scaled one by one, never by
+statistics of the whole.
 """
 
 from __future__ import annotations
 
-import copy
-import itertools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,28 +17,25 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from terrine import check
-from terrine.errors import InvalidArgument, MissingExtra
-from terrine.events import Budget
+from terrine.errors import MissingExtra
 from terrine.receipts import Charged
-from terrine.sgd import generators
-from terrine.sgd.people import People
-from terrine.sgd.plan import Plan
-from terrine.sgd.training import Trainer
+from terrine.sgd.classes import placed, told
+from terrine.sgd.estimator import PrivateEstimator
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.base import ClassifierMixin
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
     raise MissingExtra("scikit-learn", extra="pate") from error
 
 
-class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     """A classifier whose training costs at most (epsilon, delta).
 
-    `module` is a module to copy, a function (features, classes) -> module, or None for a linear model or, with
-    `hidden`, an MLP with bounded activations. `normalise` scales each row to norm 1. It trains on `device`.
+    `classes` are all labels that may occur, or "public" where those that do occur are public knowledge. `module` is a
+    module to copy, a function (features, classes) -> module, or None for a linear model or, with `hidden`, an MLP with
+    bounded activations. `normalise` scales each row to norm 1. It trains on `device`.
 
     Guarantee: `fit` costs at most `plan_.event`, certified as (`epsilon_`, `delta`); the account is charged first.
     """
@@ -77,38 +71,15 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         the mean over at most `rows_per_group` of its rows.
 
         Raises:
-            InvalidArgument: a setting is out of range, or does not fit the data.
+            InvalidArgument: nobody says which classes there are, a setting is out of range, or does not fit the data.
             BudgetExceeded: the account has not enough left; nothing was trained.
         """
         self.__dict__.pop("history_", None)
         X, y = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(y)
-        self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
-        places = self._places(y)
-        self.module_ = self._module(X.shape[1], len(self.classes_))
-        self._check_module(X.shape[1])
-        people = None if groups is None else len(People(groups, len(X)))
-        self.plan_ = Plan(
-            examples=len(X) if people is None else None,
-            people=people,
-            rows_per_person=None if people is None else self.rows_per_group,
-            lot=max(1, (people or len(X)) // 20) if self.lot is None else self.lot,
-            epochs=self.epochs,
-            clip=self.clip,
-            budget=Budget(epsilon=self.epsilon, delta=self.delta),
-            seed=self.seed,
-        )
-        rate = check.positive("learning_rate", self.learning_rate)
-        optimizer = torch.optim.SGD(self.module_.parameters(), lr=rate)
-        loss = nn.CrossEntropyLoss(reduction="none")
-        trainer = Trainer(
-            self.module_, optimizer, loss, self.plan_, account=self.account, device=self.device, progress=False
-        )
-        data = (self._inputs(X), torch.from_numpy(places))
-        history = trainer.fit(data, person=groups, purpose="PrivateClassifier")
-        self.module_.cpu()
-        self.epsilon_, self.event_ = self.plan_.epsilon, self.plan_.event
-        self.n_iter_, self.history_ = self.plan_.steps, history
+        self.classes_ = told(self.classes, y)
+        places = torch.from_numpy(placed(self.classes_, y))
+        self._train(X, places, len(self.classes_), nn.CrossEntropyLoss(reduction="none"), groups)
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -124,44 +95,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         shares = self.predict_proba(X)
         return np.asarray(self.classes_[shares.argmax(axis=1)])
 
-    def _inputs(self, X: NDArray[np.float32]) -> torch.Tensor:
-        rows = torch.from_numpy(np.ascontiguousarray(X))
-        return nn.functional.normalize(rows, dim=1) if self.normalise else rows
-
-    def _places(self, y: NDArray[Any]) -> NDArray[np.int64]:
-        places = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
-        if not np.array_equal(self.classes_[places], y):
-            raise InvalidArgument("y has a label that is not among the classes given; want classes to hold all of them")
-        return places.astype(np.int64)
-
-    def _module(self, features: int, classes: int) -> nn.Module:
-        if isinstance(self.module, nn.Module):
-            return copy.deepcopy(self.module)
-        with generators.untouched() if self.seed is not None else nullcontext():
-            if self.seed is not None:
-                torch.manual_seed(self.seed)
-            if self.module is not None:
-                return self.module(features, classes)
-            widths = [features, *self.hidden]
-            layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())]
-            return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
-
-    @torch.no_grad()
-    def _check_module(self, features: int) -> None:
-        """A module of other outputs would give probabilities for classes that there are not."""
-        home = next((one.device for one in self.module_.parameters()), None)
-        found = tuple(copy.deepcopy(self.module_).eval()(torch.zeros(1, features, device=home)).shape)
-        if found != (1, len(self.classes_)):
-            raise InvalidArgument(
-                f"module: gives shape {found} for one row; want (1, {len(self.classes_)}), one number for each class"
-            )
-
-    def __sklearn_is_fitted__(self) -> bool:
-        """Whether a fit has come to its end."""
-        return hasattr(self, "history_")
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.non_deterministic = self.seed is None
         tags.classifier_tags.poor_score = True  # at the default epsilon, on the checks' tiny data sets
         return tags

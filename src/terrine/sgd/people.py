@@ -45,6 +45,13 @@ class People:
         counts = tuple(len(one) for one in chosen)
         return np.concatenate([np.empty(0, dtype=np.int64), *chosen]), counts
 
+    def whole_shares(self, most: int, key: Key) -> NDArray[np.int64]:
+        """The same as whole numbers: r for each of r rows chosen, which count 1 / r each, and 0 for the others."""
+        rows, counts = self.rows(np.arange(len(self)), most, key, 0)
+        found = np.zeros(len(self.of_rows), dtype=np.int64)
+        found[rows] = np.repeat(np.array(counts), counts)
+        return found
+
     def shares(self, most: int, key: Key) -> NDArray[np.float32]:
         """What each row counts where a person counts once: 1 / r for r rows chosen of at most `most`, else 0."""
         rows, counts = self.rows(np.arange(len(self)), most, key, 0)

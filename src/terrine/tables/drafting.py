@@ -9,6 +9,7 @@ import math
 import re
 from typing import Any
 
+from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.tables.schema import Category, Column, Ignored, Number, Schema, as_number, as_text, column_of
 
@@ -19,20 +20,32 @@ _ID_WORDS |= {"subject", "participant", "member", "customer", "client", "employe
 _ID_WORDS |= {"household", "userid", "patientid", "personid", "customerid", "subjectid"}
 
 
-def draft(table: Any, label: str) -> Schema:
+def draft(table: Any, label: str, *, target: str | None = None) -> Schema:
     """A schema guessed from `table`, all of it unconfirmed.
+
+    `target` says whether the label is a "class" or a "number"; left out, many different numbers are a number.
 
     Raises:
         InvalidArgument: no such label, or only one class in it.
     """
+    if target not in (None, "class", "number"):
+        raise check.refuse("target", target, "class or number")
+    columns = {name: _column(table.column(name)) for name in table.column_names if name != label}
     classes = sorted({as_text(value) for value in column_of(table, label)} - {""})
     if len(classes) < 2:
         raise InvalidArgument(f"label {label!r} has one class, {classes}: want two or more, or nothing can be learned")
+    if target == "number" or (target is None and len(classes) > _MOST_VALUES):
+        numbers = [as_number(value) for value in classes]
+        if not all(map(math.isfinite, numbers)):
+            raise InvalidArgument(
+                f"label {label!r} has {len(classes)} values, not all of them numbers: want a number, or a class of at "
+                f"most {_MOST_VALUES} values"
+            )
+        return Schema(label, (), columns, classes_confirmed=False, target=_number(numbers))
     if len(classes) > _MOST_VALUES:
         raise InvalidArgument(
-            f"label {label!r} has {len(classes)} values: want a class, at most {_MOST_VALUES} of them"
+            f"label {label!r} has {len(classes)} values: want a class of at most {_MOST_VALUES}, or --target number"
         )
-    columns = {name: _column(table.column(name)) for name in table.column_names if name != label}
     return Schema(label, tuple(classes), columns, classes_confirmed=False)
 
 

@@ -6,7 +6,8 @@ A row becomes features by these facts alone, whatever the other rows hold:
     category    one feature to a value; one more is 1 where the value is missing or not listed
     ignored     nothing
 
-A label outside the classes is refused. A fact is `confirmed` once somebody said that it is known without this table:
+A label is a class, or a number with public bounds (a `target`, to which a label outside is moved). A label outside the
+classes is refused. A fact is `confirmed` once somebody said that it is known without this table:
 bounds taken from the rows tell about the row that is largest.
 """
 
@@ -108,9 +109,15 @@ class Schema:
     classes: tuple[str, ...]
     columns: dict[str, Column] = field(default_factory=dict)
     classes_confirmed: bool = True
+    target: Number | None = None
+    """The bounds of a label that is a number; there are no classes then."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(str(one) for one in self.classes))
+        if self.target is not None:
+            if self.classes:
+                raise InvalidArgument(f"label {self.label!r}: has classes and bounds; want one of the two")
+            return
         if len(set(self.classes)) < 2:
             raise InvalidArgument(
                 f"label {self.label!r} has {len(set(self.classes))} class; want two or more, or nothing can be learned"
@@ -151,6 +158,21 @@ class Schema:
         if not used:
             raise InvalidArgument("the schema uses no column: want at least one number or category")
 
+    def numbers(self, table: Any) -> NDArray[np.float64]:
+        """The label of each row as a number within the target's bounds.
+
+        Raises:
+            InvalidArgument: the label is a class; no such column, or a value that is no number.
+        """
+        if self.target is None:
+            raise InvalidArgument(f"label {self.label!r} is a class: want a schema whose label is a number")
+        read = np.array([as_number(value) for value in column_of(table, self.label)], dtype=np.float64)
+        if np.isnan(read).any():
+            raise InvalidArgument(
+                f"label {self.label!r} is missing or no number in some rows: want a number for each; drop those rows"
+            )
+        return np.clip(read, self.target.low, self.target.high)
+
     def labels(self, table: Any) -> Integers:
         """The class of each row, as its place in `classes`.
 
@@ -171,7 +193,10 @@ class Schema:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as TOML and JSON hold them."""
-        label = {"name": self.label, "classes": list(self.classes), "confirmed": self.classes_confirmed}
+        label: dict[str, Any] = {"name": self.label, "classes": list(self.classes), "confirmed": self.classes_confirmed}
+        if self.target is not None:
+            number = {"kind": "number", "low": self.target.low, "high": self.target.high}
+            label = {"name": self.label, **number, "confirmed": self.classes_confirmed}
         return {"label": label, "columns": {name: _as_dict(column) for name, column in self.columns.items()}}
 
     @classmethod
@@ -185,7 +210,10 @@ class Schema:
             label = record["label"]
             columns = {str(name): _column(name, one) for name, one in record["columns"].items()}
             columns.pop(label["name"], None)
-            return cls(label["name"], tuple(label["classes"]), columns, bool(label.get("confirmed", True)))
+            sure = bool(label.get("confirmed", True))
+            if label.get("kind", "class") == "number":
+                return cls(label["name"], (), columns, sure, Number(label["low"], label["high"], sure))
+            return cls(label["name"], tuple(label["classes"]), columns, sure)
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidArgument(f"{source}: {error} is missing or malformed; terrine schema drafts one") from None
         except InvalidArgument as error:
@@ -208,9 +236,7 @@ class Schema:
             "# A fact with confirmed = false was drafted from the rows; training refuses it until you confirm it.",
             "",
             "[label]",
-            f"name = {_toml(self.label)}",
-            f"classes = {_toml(self.classes)}",
-            f"confirmed = {_toml(self.classes_confirmed)}",
+            *(f"{key} = {_toml(value)}" for key, value in self.as_dict()["label"].items()),
         ]
         for name, column in self.columns.items():
             lines += ["", f"[columns.{_toml(name)}]"]

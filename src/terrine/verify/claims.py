@@ -14,6 +14,7 @@ from terrine.events import (
     DiscreteLaplace,
     Event,
     Gaussian,
+    Laplace,
     PoissonSampled,
     RandomStopping,
     Skellam,
@@ -32,7 +33,7 @@ from terrine.verify.manifest import ASKED, CARD, EVENTS, PRIVACY, RESULTS, read_
 from terrine.verify.unchecked import Unchecked
 
 _COUNTED = {Unit.EXAMPLE: "examples", Unit.PERSON: "people", Unit.CLIENT: "clients"}
-_METHODS = {"sgd": "DP-SGD", "pate": "PATE", "federated": "federated averaging"}
+_METHODS = {"sgd": ("DP-SGD", "one release"), "pate": ("PATE",), "federated": ("federated averaging",)}
 _SAME = 1e-6  # relative: what an epsilon computed elsewhere may differ by
 
 
@@ -95,7 +96,24 @@ def facts(folder: Path) -> str:
     said = check.weakness(privacy["epsilon"], privacy["delta"], units=count)
     if privacy["method"] != "PATE" and bool(privacy["weak_guarantee"]) != bool(said):  # which counts pairs once
         raise InvalidArgument(f"{PRIVACY}: weak_guarantee says {privacy['weak_guarantee']!r}; the numbers say {said!r}")
+    if privacy["method"] == "one release":
+        return _released(privacy, event)
     return _labels(privacy, event) if privacy["method"] == "PATE" else _trained(privacy, event, count)
+
+
+def _released(privacy: dict[str, Any], event: Event) -> str:
+    """The release is there, once, and nothing was trained."""
+    noise, features, targets = _number(privacy, "noise"), _whole(privacy, "features"), _whole(privacy, "targets")
+    if _trainings(event) or any(name in privacy for name in ("lot", "steps", "rate", "epochs", "queries")):
+        raise InvalidArgument(f"{PRIVACY}: one release, and its events or facts are those of a training")
+    if not any(isinstance(part, Gaussian) and part.noise == noise and times == 1 for part, times in leaves(event)):
+        raise InvalidArgument(f"{PRIVACY}: one release with noise {noise:.5g}: not in its events")
+    if privacy["released_numbers"] != features * (features + 1) // 2 + features * targets:
+        raise InvalidArgument(f"{PRIVACY}: {privacy['released_numbers']} numbers are not those of {features} features")
+    most = f"at most {_whole(privacy, 'rows_per_person')} of a person's" if "people" in privacy else ""
+    if most and most not in privacy["contribution"]:
+        raise InvalidArgument(f"{PRIVACY}: contribution {privacy['contribution']!r} does not fit rows_per_person")
+    return f"one release of {privacy['released_numbers']:,} numbers with noise {noise:.5g}, as in the events"
 
 
 def _trained(privacy: dict[str, Any], event: Event, count: int) -> str:
@@ -130,7 +148,7 @@ def asked(folder: Path) -> str:
         "delta": told["delta"] not in (None, privacy["delta"]),
         "person": (told.get("person") is not None) != (settled_unit(event) is Unit.PERSON),
         "seed": (told["seed"] is not None) != is_reproducible(event),
-        "method": _METHODS.get(told.get("method", "federated")) != privacy["method"],
+        "method": privacy["method"] not in _METHODS.get(told.get("method", "federated"), ()),
     }
     if wrong := [name for name, differing in differs.items() if differing]:
         raise InvalidArgument(
@@ -202,10 +220,24 @@ def results(folder: Path) -> str:
     """An accuracy is one, and paid for where it says so."""
     (_, event), found = claimed(folder), read_json(folder / RESULTS)
     accuracy, where = found["accuracy"], found["measured_on"]
+    paid = any(isinstance(part, DiscreteLaplace | Laplace | RandomStopping) for part, _ in leaves(event))
+    if "paid for" in where and not paid:
+        raise InvalidArgument(f"{RESULTS}: the accuracy is said to be paid for, and the events hold no noisy count")
+    if found.get("target") is not None and "mean_absolute_error" in found:
+        return _of_number(found)
     if accuracy is None:
         return f"no accuracy: measured on {where}"
     if isinstance(accuracy, bool) or not 0 <= accuracy <= 1:
         raise InvalidArgument(f"{RESULTS}: an accuracy of {accuracy}; want it between 0 and 1")
-    if "paid for" in where and not any(isinstance(part, DiscreteLaplace | RandomStopping) for part, _ in leaves(event)):
-        raise InvalidArgument(f"{RESULTS}: the accuracy is said to be paid for, and the events hold no noisy count")
     return f"accuracy {100 * accuracy:.2f}%, measured on {where}"
+
+
+def _of_number(found: dict[str, Any]) -> str:
+    """Errors of predictions of a number are errors within its bounds."""
+    span = found["target"]["high"] - found["target"]["low"]
+    errors = found["mean_absolute_error"], found["root_mean_squared_error"]
+    if not all(isinstance(one, float) and 0 <= one <= span for one in errors):
+        raise InvalidArgument(f"{RESULTS}: errors {errors} of a number within a range of {span:g}")
+    if found["r2"] is not None and not -1 <= found["r2"] <= 1:
+        raise InvalidArgument(f"{RESULTS}: R2 {found['r2']}: want it between -1 and 1")
+    return f"mean absolute error {errors[0]:.4g}, measured on {found['measured_on']}"

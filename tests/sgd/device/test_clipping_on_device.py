@@ -400,7 +400,9 @@ def test_the_generators_of_the_device_are_untouched(there):
 def test_the_classifier_with_a_module_of_the_device(there):
     x, y = examples(FEATURES, 200)
     before = torch.get_device_module(there).get_rng_state(there)
-    classifier = sgd.PrivateClassifier(module=mlp().to(there), epsilon=3.0, delta=1e-3, epochs=1, seed=1)
+    classifier = sgd.PrivateClassifier(
+        classes="public", module=mlp().to(there), epsilon=3.0, delta=1e-3, epochs=1, seed=1
+    )
     classifier.fit(x.numpy(), y.numpy())
     assert classifier.predict(x.numpy()).shape == (200,)
     assert torch.equal(before, torch.get_device_module(there).get_rng_state(there))
