@@ -239,7 +239,7 @@ def test_an_unconfirmed_schema_is_refused_until_it_is_confirmed(run, tmp_path):
     assert run("schema", "people.csv", "--label", "ill", "--yes").exit_code == 0
     asked = ("train", "people.csv", "--label", "ill", "--epsilon", 4, "--out", "run", *QUICK)
     assert "drafted from the rows and not confirmed" in run(*asked).said
-    assert "is there already" in run("schema", "people.csv", "--label", "ill").said
+    assert "is there already" in run("schema", "people.csv", "--label", "ill", "--yes").said
     path = tmp_path / "people.schema.toml"
     path.write_text(path.read_text().replace("confirmed = false", "confirmed = true"))
     assert run(*asked).exit_code == 0

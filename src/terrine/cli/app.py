@@ -18,6 +18,7 @@ from terrine.cli import (
     prompt,
     query,
     remote,
+    schema,
     serve,
     sums,
     train,
@@ -43,7 +44,7 @@ app.add_typer(prompt.app)
 app.command("train")(train.train)
 app.command("predict")(train.predict)
 app.command("report")(train.report)
-app.command("schema")(train.schema)
+app.command("schema")(schema.schema)
 app.command("verify")(verify.verify)
 app.add_typer(verify.keys)
 app.command("demo")(demo.demo)

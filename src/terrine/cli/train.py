@@ -1,13 +1,16 @@
-"""`terrine train`, `predict`, `report` and `schema`: from a private table to a trained, billed and audited model."""
+"""`terrine train`, `predict` and `report`: from a private table to a trained, billed and audited model."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import functools
+import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,13 +18,13 @@ from terrine import files
 from terrine.cli.charging import AccountName, By, LedgerUrl, Purpose, Weak, charging
 from terrine.cli.interrupted import explained
 from terrine.cli.progress import counted
+from terrine.cli.schema import Encoding, Separator, TableName, TextModel
 from terrine.errors import InvalidArgument
 from terrine.rounding import up
 
 if TYPE_CHECKING:
     from terrine.pipeline import Folder
     from terrine.pipeline.planning import RunPlan
-    from terrine.tables import Schema
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -29,10 +32,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def train(
     epsilon: Annotated[float, typer.Option(help="The most that may be learned about one person.")],
     out: Annotated[Path, typer.Option(help="A new folder for the run; an interrupted run's folder goes on.")],
-    table: Annotated[str | None, typer.Argument(help="A private table: .csv, .tsv, .parquet, .arrow.")] = None,
+    table: Annotated[
+        str | None, typer.Argument(help="A private table: a file, a folder, a pattern, file.db::table.")
+    ] = None,
     label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
     data: Annotated[str | None, typer.Option(help="Or a named set: digits, mnist, fashion-mnist, ...")] = None,
     schema: Annotated[str | None, typer.Option(help="The table's public facts; else TABLE.schema.toml.")] = None,
+    table_name: TableName = None,
+    text_model: TextModel = None,
     person: Annotated[
         str | None, typer.Option(help="The column that says whose a row is: people are protected, not rows.")
     ] = None,
@@ -79,10 +86,11 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train on private data at a certified epsilon; the folder holds model, claim, report and audit."""
-    from terrine import pipeline
+    from terrine import pipeline, tables
 
     settings = pipeline.Settings(
-        epsilon=epsilon, data=data, table=table, label=label, schema=schema, person=person,
+        epsilon=epsilon, data=data, table=None if table is None else tables.named(table, table_name), label=label,
+        schema=schema, text_model=text_model, person=person,
         rows_per_person=rows_per_person, test=test, public=public, delta=delta,
         method=method, model=model, lot=lot, epochs=epochs, clip=clip, learning_rate=learning_rate,
         loss=loss, accuracy_within=accuracy_within,
@@ -117,31 +125,46 @@ def _forewarned(plan: RunPlan, quiet: bool) -> None:
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished terrine train.")],
-    table: Annotated[str, typer.Argument(help="New rows: a table, or an .npy array of inputs.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a finished terrine train, or what was handed on of it.")],
+    table: Annotated[str, typer.Argument(help="New rows: a table as train reads them, or an .npy array of inputs.")],
     out: Annotated[Path | None, typer.Option(help="Write a CSV here instead of to the terminal.")] = None,
     probabilities: Annotated[bool, typer.Option(help="Also the probability of each class.")] = False,
+    keep: Annotated[
+        list[str] | None, typer.Option(help="A column to copy beside the prediction; may be given often.")
+    ] = None,
+    table_name: TableName = None,
+    encoding: Encoding = None,
+    separator: Separator = None,
+    text_model: TextModel = None,
 ) -> None:
-    """Classes of new rows, as CSV. Predicting costs no privacy."""
-    import csv
-
-    import numpy as np
-
+    """Classes of new rows, or numbers, as CSV. Predicting costs no privacy."""
     from terrine import pipeline, tables
+    from terrine.pipeline import predicting
 
     model = pipeline.load(run)
-    rows: Any = np.load(table, allow_pickle=False) if table.endswith(".npy") else tables.read(table)
-    if model.target is not None and probabilities:
-        raise InvalidArgument("--probabilities: the model predicts a number, which has no classes; want it without")
-    shares = np.zeros((0, 0)) if model.target is not None else model.probabilities(rows)
-    names = model.predict(rows) if model.target is not None else np.array(model.classes)[shares.argmax(axis=1)]
-    shares = shares if model.target is None else np.zeros((len(names), 0))
+    encoder = None if text_model is None else tables.load_encoder(text_model)
+    if table.endswith(".npy"):
+        rows: Any = predicting.array(table)
+    else:
+        where = tables.named(table, table_name)
+        rows = predicting.opened(model, where, encoding=encoding, separator=separator)
+    lines = predicting.lines(model, rows, keep=keep or (), probabilities=probabilities, encoder=encoder)
+    header = next(lines)  # whatever is wrong with the columns is said before a file is made
     with contextlib.ExitStack() as stack:
-        file = sys.stdout if out is None else stack.enter_context(out.open("w", newline="", encoding="utf-8"))
+        file = sys.stdout if out is None else stack.enter_context(written_text(out))
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["prediction", *(model.classes if probabilities else ())])
-        for name, row in zip(names, shares, strict=True):
-            writer.writerow([name, *(f"{share:.6f}" for share in row)] if probabilities else [name])
+        writer.writerow(header)
+        writer.writerows(lines)
+
+
+@contextlib.contextmanager
+def written_text(path: Path) -> Iterator[IO[str]]:
+    """A text file for its owner, whole or not there: it holds what was kept of the rows."""
+    with files.written(path, private=True) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        yield text
+        text.flush()
+        text.detach()
 
 
 def report(
@@ -156,69 +179,6 @@ def report(
     verify.refuse_lies(run)
     write_report(folder)
     typer.echo(f"{folder.path / 'report.html'}")
-
-
-def schema(
-    table: Annotated[str, typer.Argument(help="A private table: .csv, .tsv, .parquet, .arrow.")],
-    label: Annotated[str | None, typer.Option(help="The column to predict; else asked for, or the last.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write; else TABLE.schema.toml beside the table.")] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option("--target", help="class or number: what the label is; else guessed from the rows."),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: draft all facts, unconfirmed.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a schema that is there.")] = False,
-) -> None:
-    """Draft the public facts about a table; asks to confirm each, since facts taken from the rows leak."""
-    from terrine import tables
-    from terrine.pipeline.material import schema_path
-
-    target = schema_path(table) if out is None else out
-    if target.exists() and not force:
-        raise InvalidArgument(f"{target} is there already: want --force to write over it, or another --out")
-    read = tables.read(table)
-    last = read.column_names[-1]
-    label = label or (last if yes else typer.prompt("the column to predict", default=last))
-    drafted = tables.draft(read, label, target=kind)
-    found = drafted if yes else _confirmed(drafted)
-    files.write(target, found.to_toml(), private=True)  # drafts hold values of the rows
-    typer.echo(f"written: {target}")
-    if found.unconfirmed:
-        typer.echo(f"not confirmed: {', '.join(found.unconfirmed)}; terrine train refuses these until confirmed = true")
-
-
-def _confirmed(drafted: Schema) -> Schema:
-    from terrine.tables import Schema
-
-    typer.echo("Each fact below was guessed from the private rows. Confirm it only if it is known without them:")
-    typer.echo("from a form's limits, a code book, the law of nature. Otherwise type what is known.", err=False)
-    classes, target = drafted.classes, drafted.target
-    if target is None:
-        classes = _ask_list(f"label {drafted.label}: classes", drafted.classes)
-    else:
-        target = _ask_column(f"label {drafted.label}", target)
-    columns = {name: _ask_column(name, column) for name, column in drafted.columns.items()}
-    return Schema(drafted.label, classes, columns, target=target)
-
-
-def _ask_column(name: str, column: Any) -> Any:
-    from terrine.tables import Category, Ignored, Number
-
-    match column:
-        case Number(low=low, high=high):
-            low = typer.prompt(f"{name}: a number; the lowest it can be", default=low, type=float)
-            high = typer.prompt(f"{name}: the highest it can be", default=high, type=float)
-            return Number(low, high)
-        case Category(values=values):
-            return Category(_ask_list(f"{name}: a category; its values", values))
-        case _:
-            typer.confirm(f"{name}: looks like a name or a number of a row; leave it out", default=True, abort=True)
-            return Ignored()
-
-
-def _ask_list(question: str, values: tuple[str, ...]) -> tuple[str, ...]:
-    told = typer.prompt(f"{question} (separated by |)", default="|".join(values))
-    return tuple(value.strip() for value in told.split("|") if value.strip())
 
 
 def write_report(folder: Folder) -> None:

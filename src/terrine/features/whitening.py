@@ -41,8 +41,14 @@ class Whitening:
 
     def __call__(self, features: Tensor) -> Tensor:
         """(n, channels, height, width) to (n, keep x height x width), each example of length 1."""
-        parts = [self._mapped(part) for part in torch.split(features, _AT_ONCE)]
-        return torch.cat(parts) if parts else features.new_zeros(0, self.channels.shape[0])
+        kept = self.channels.shape[0] * math.prod(features.shape[2:])
+        return self.into(features.new_empty(len(features), kept), features)
+
+    def into(self, made: Tensor, features: Tensor) -> Tensor:
+        """The same, written to `made`, which may be where the features lie."""
+        for to, part in zip(torch.split(made, _AT_ONCE), torch.split(features, _AT_ONCE), strict=True):
+            to.copy_(self._mapped(part))
+        return made
 
     def _mapped(self, features: Tensor) -> Tensor:
         centred = bounded(features) - self.mean

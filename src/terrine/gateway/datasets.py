@@ -206,15 +206,14 @@ class Datasets:
 
     def _check_training(self, body: DatasetBody) -> None:
         from terrine import tables
-        from terrine.pipeline.material import schema_path
 
         assert body.training is not None
         path = self.file(body.training.table)
-        table = tables.read(str(path))
+        found = tables.Schema.load(self.file(tables.schema_path(path).name))
+        table = tables.open_table(path, found.file)
         wanted = [body.training.person, *body.training.labels]
         if absent := [one for one in wanted if one not in table.column_names]:
             raise InvalidArgument(f"training: {path.name} has no column {absent[0]!r}")
-        found = tables.Schema.load(self.file(schema_path(path).name))
         if body.training.labels != (found.label,):
             raise InvalidArgument(f"training.labels: the schema of {path.name} is for {found.label!r}; want just that")
         if body.training.test is not None:

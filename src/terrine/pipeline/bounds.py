@@ -13,13 +13,15 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from terrine import mechanisms
 from terrine.errors import InvalidArgument
 from terrine.events import Event, Repeated, Unit
 from terrine.pipeline.units import Units
 from terrine.rng import SYSTEM, Seeded
-from terrine.tables import Number, Schema, as_number
+from terrine.tables import Number, Schema
+from terrine.tables.cells import numbers
 
 SHARE = 0.1
 _FARTHEST = math.log1p(1e9)
@@ -62,11 +64,12 @@ def find(table: Any, schema: Schema, units: Units, *, epsilon: float, seed: int 
     columns = unknown(schema)
     source = SYSTEM if seed is None else Seeded(seed)
     q = check_units(units, len(columns), epsilon)
-    rows = table if units.people is None else table.take(units.one_row(np.arange(units.count)))
+    chosen = None if units.people is None else units.one_row(np.arange(units.count))
     found = {}
     for name in columns:
-        values = [as_number(value) for value in rows.column(name).to_pylist()]
-        steps = np.array([_log(value) for value in values if math.isfinite(value)])
+        values = numbers(table.column(name), _number(schema, name).decimal)
+        values = values if chosen is None else values[chosen]
+        steps = _log(values[np.isfinite(values)])
         low, high = (
             _power(float(_quantile(share, len(columns), epsilon, units.unit).release(steps, rng=source).value))
             for share in (q, 1 - q)
@@ -81,7 +84,7 @@ def applied(schema: Schema, found: Found) -> Schema:
         raise InvalidArgument(f"the run was begun with other columns to bound ({', '.join(sorted(strange))})")
     columns = dict(schema.columns)
     for name, (low, high) in found.items():
-        columns[name] = Number(low, high)
+        columns[name] = Number(low, high, decimal=_number(schema, name).decimal)
     return dataclasses.replace(schema, columns=columns)
 
 
@@ -90,8 +93,14 @@ def _quantile(q: float, columns: int, epsilon: float, unit: Unit | None) -> mech
     return mechanisms.Quantile(q=q, lower=-_FARTHEST, upper=_FARTHEST, epsilon=each, points=_POINTS, unit=unit)
 
 
-def _log(value: float) -> float:
-    return math.copysign(math.log1p(abs(value)), value)
+def _number(schema: Schema, name: str) -> Number:
+    column = schema.columns[name]
+    assert isinstance(column, Number)
+    return column
+
+
+def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.copysign(np.log1p(np.abs(values)), values))
 
 
 def _power(step: float) -> float:

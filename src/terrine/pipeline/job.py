@@ -196,11 +196,22 @@ def claim(plan: RunPlan, receipt: Receipt, learned: Learned) -> dict[str, Any]:
         "ledger": None if receipt.account is None else receipt.record(),
         "made": receipt.at[:10],
         "inputs_fingerprint": plan.fingerprint,
-        "public_facts": f"the number of {'rows' if plan.settings.person is None else 'people'}, the schema and the "
-        "names of the classes count as public",
+        "public_facts": _public_facts(plan),
         "versions": _versions(),
         "events": {"terrine-events": 1, "event": to_dict(event)},
     }
+
+
+def _public_facts(plan: RunPlan) -> str:
+    """What the claim takes as known, and what of it was taken from the rows all the same."""
+    count = "rows" if plan.settings.person is None else "people"
+    known = f"the number of {count}, the schema and the names of the classes count as public"
+    if not plan.guessed:
+        return known
+    return (
+        f"{known}; but some of its facts were GUESSED FROM THE PRIVATE ROWS and accepted as they were, which the claim "
+        f"does not cover: those of {', '.join(plan.guessed)}"
+    )
 
 
 def _results(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from terrine import check, datasets, tables
 from terrine.errors import InvalidArgument, PeopleUnprotected
 from terrine.pipeline import bounds
+from terrine.pipeline.memory import room
 from terrine.pipeline.settings import Settings
 from terrine.pipeline.units import Units
 from terrine.sgd.people import People
@@ -97,7 +97,7 @@ class Opened:
         """A public bound of a row's length, for a target that is a number; None where rows are scaled one by one."""
         if self.target is None or self.schema is None:
             return None
-        return math.sqrt(sum(1 for column in self.schema.columns.values() if column.width))
+        return self.schema.length
 
     def __post_init__(self) -> None:
         if self.units.count < _LEAST:
@@ -112,12 +112,6 @@ def open_data(settings: Settings) -> Opened:
         InvalidArgument: a file is missing or is not what it should be, or the schema is not confirmed.
     """
     return _of_table(settings) if settings.table is not None else _of_set(settings)
-
-
-def schema_path(table: str | Path) -> Path:
-    """Where a table's schema lies unless one is named: beside it."""
-    path = Path(table)
-    return path.with_name(f"{path.stem}.schema.toml")
 
 
 def _of_set(settings: Settings) -> Opened:
@@ -150,11 +144,15 @@ def _of_set(settings: Settings) -> Opened:
 def _of_table(settings: Settings) -> Opened:
     assert settings.table is not None
     assert settings.label is not None
-    table = tables.read(settings.table)
+    loaded = _loaded(settings)
+    table = tables.open_table(settings.table, None if loaded is None else loaded.file)
     tables.check_label(table, settings.label)
-    units, schema = _units(settings, table), _schema(settings)
-    test = None if settings.test is None else tables.read(settings.test)
-    public = None if settings.public is None else tables.read(settings.public)
+    if settings.person is not None and settings.person not in table.column_names:
+        raise InvalidArgument(f"--person {settings.person}: no such column; want the one that says whose a row is")
+    schema = _schema(settings, loaded)
+    table = table.labelled(settings.label, schema.classes)
+    units, encoder = _units(settings, table), _encoder(settings, schema)
+    test, public = (None if one is None else schema.open_table(one) for one in (settings.test, settings.public))
     if settings.method == "pate" and public is None:
         raise InvalidArgument("--method pate on a table: want --public with rows that need no protection")
     for one in (table, test, public):
@@ -175,12 +173,12 @@ def _of_table(settings: Settings) -> Opened:
         known = bounds.applied(schema, found) if settings.private_bounds else schema
         return Material(
             Path(settings.table or "").name,
-            known.encode(table),
+            known.encode(table, encoder=encoder, room=room),
             labels(table),
             known.classes,
             units,
-            test=None if tested is None else (known.encode(test), tested),
-            public=None if public is None else known.encode(public),
+            test=None if tested is None else (known.encode(test, encoder=encoder), tested),
+            public=None if public is None else known.encode(public, encoder=encoder),
             schema=known,
             target=target,
         )
@@ -215,26 +213,52 @@ def _units(settings: Settings, table: Any) -> Units:
             )
         return Units(table.num_rows)
     try:
-        people = People(tables.column_of(table, settings.person), table.num_rows)
+        people = People(tables.ids_of(table, settings.person), table.num_rows)
     except InvalidArgument as error:
         raise InvalidArgument(f"--person {settings.person}: {error}") from None
     return Units(table.num_rows, people, settings.rows_per_person or _ROWS_PER_PERSON)
 
 
-def _schema(settings: Settings) -> tables.Schema:
+def _encoder(settings: Settings, schema: tables.Schema) -> tables.Encoder | None:
+    """The sentence encoder that the schema wants, where it wants one."""
+    found = tables.load_encoder(settings.text_model) if settings.text_model and schema.encoder else None
+    schema.check_encoder(found)
+    return found
+
+
+def _schema_file(settings: Settings) -> Path:
     assert settings.table is not None
-    path = schema_path(settings.table) if settings.schema is None else Path(settings.schema)
-    if not path.is_file():
+    return tables.schema_path(settings.table) if settings.schema is None else Path(settings.schema)
+
+
+def _loaded(settings: Settings) -> tables.Schema | None:
+    """The schema as it is in its file, where there is one: it says how the table is written."""
+    path = _schema_file(settings)
+    return tables.Schema.load(path) if path.is_file() else None
+
+
+def _schema(settings: Settings, schema: tables.Schema | None) -> tables.Schema:
+    """The schema, if it is for this table and all that it says is known.
+
+    Raises:
+        InvalidArgument: there is none, or it is for another label, or a fact is not confirmed.
+    """
+    path = _schema_file(settings)
+    if schema is None:
         raise InvalidArgument(
             f"{path}: no schema of public facts; want one: terrine schema {settings.table} --label {settings.label}"
         )
-    schema = tables.Schema.load(path)
     if schema.label != settings.label:
         raise InvalidArgument(f"{path} is for label {schema.label!r}, not {settings.label!r}: want a schema for that")
     if settings.person is not None:  # whose a row is says nothing about it
         columns = {name: column for name, column in schema.columns.items() if name != settings.person}
         schema = dataclasses.replace(schema, columns=columns)
     paid = bounds.unknown(schema) if settings.private_bounds else []
+    if nobody := [name for name in schema.unknown if name not in paid]:
+        raise InvalidArgument(
+            f"{path}: the bounds of {', '.join(nobody[:6])} are unknown; want --private-bounds, which finds and pays "
+            'for them, or kind = "ignored", which leaves them out'
+        )
     if unsure := [name for name in schema.unconfirmed if name not in paid]:
         names = ", ".join(unsure[:6])
         raise InvalidArgument(

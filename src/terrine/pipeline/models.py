@@ -28,6 +28,7 @@ from terrine import check
 from terrine.features import architectures
 from terrine.features.whitening import Whitening
 from terrine.linear.models import LEAST
+from terrine.pipeline import memory
 from terrine.pipeline.settings import LEAST_SQUARES
 
 Shape = tuple[int, ...]
@@ -66,13 +67,22 @@ class Architecture:
 
     def features(self, inputs: NDArray[Any], progress: Callable[[int, int], None] | None = None) -> Tensor:
         """What the module is fed: (examples, ...), each from its example alone."""
-        parts, count = [], len(inputs)
+        made, count = None, len(inputs)
         for at in range(0, max(count, 1), 1000):
             part = self._features(torch.from_numpy(np.array(inputs[at : at + 1000])))
-            parts.append(part if self.whitening is None else self.whitening(part))
+            part = part if self.whitening is None else self.whitening(part)
+            made = self._room(inputs, part) if made is None else made
+            made[at : at + 1000] = part
             if progress is not None:
                 progress(min(at + 1000, count), count)
-        return torch.cat(parts)
+        assert made is not None
+        return made
+
+    def _room(self, inputs: NDArray[Any], part: Tensor) -> Tensor:
+        """Where the features go: a large table's rows, which are as wide, lie there already and are scaled in place."""
+        if len(self.shape) == 1 and memory.is_large(inputs) and part.shape[1] == inputs.shape[1]:
+            return torch.from_numpy(inputs).view(len(inputs), *part.shape[1:])
+        return part.new_empty((len(inputs), *part.shape[1:]))
 
     def build(self) -> nn.Module:
         """The module before training."""

@@ -38,6 +38,8 @@ class RunPlan:
     """Why the guarantee means little, in words; empty where it means something."""
     unmeasured: str = ""
     """Why no accuracy will be measured, in words; empty where one will be, or none is wanted."""
+    guessed: tuple[str, ...] = ()
+    """The columns whose public facts were taken from the rows and accepted all the same."""
     fingerprint: str = ""
     """A SHA-256 hash of the public facts about the inputs: how many there are, their shape, the schema."""
 
@@ -112,6 +114,7 @@ def plan(settings: Settings, opened: Opened) -> RunPlan:
         method,
         weakness,
         _unmeasured(settings, opened),
+        () if opened.schema is None else opened.schema.guessed,
         opened.fingerprint,
     )
 

@@ -31,6 +31,8 @@ class Settings:
     table: str | None = None
     label: str | None = None
     schema: str | None = None
+    text_model: str | None = None
+    """The folder of the sentence encoder that the schema names, where it names one."""
     person: str | None = None
     """The table's column that says whose a row is: what is protected is then a person with all its rows."""
     rows_per_person: int | None = None

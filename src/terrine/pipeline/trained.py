@@ -37,41 +37,44 @@ class Trained:
         """The certified epsilon that the model cost."""
         return float(self.privacy["epsilon"])
 
-    def probabilities(self, inputs: Any) -> NDArray[np.float64]:
-        """(rows, classes), from a `pyarrow.Table` or an array shaped as the training inputs were."""
+    def probabilities(self, inputs: Any, encoder: tables.Encoder | None = None) -> NDArray[np.float64]:
+        """(rows, classes), from a `tables.Source`, a `pyarrow.Table` or an array shaped as the training inputs were.
+
+        `encoder` is the sentence encoder that the schema names, where it names one.
+        """
         if self.target is not None:
             raise InvalidArgument("the model predicts a number, which has no classes: want predict")
-        array = self._array(inputs)
+        array = self._array(inputs, encoder)
         features = self.architecture.features(array)
         with torch.no_grad():
             parts = [self.module(part).double().softmax(dim=1) for part in torch.split(features, 1000)]
         found: NDArray[np.float64] = torch.cat(parts).numpy()
         return found
 
-    def numbers(self, inputs: Any) -> NDArray[np.float64]:
+    def numbers(self, inputs: Any, encoder: tables.Encoder | None = None) -> NDArray[np.float64]:
         """The number that is predicted for each row, within its bounds."""
         if self.target is None:
             raise InvalidArgument("the model predicts classes, not numbers: want predict or probabilities")
-        features = self.architecture.features(self._array(inputs))
+        features = self.architecture.features(self._array(inputs, encoder))
         with torch.no_grad():
             parts = [self.module(part).double()[:, 0] for part in torch.split(features, 1000)]
         return self.target.unscaled(torch.cat(parts).numpy())
 
-    def predict(self, inputs: Any) -> NDArray[Any]:
+    def predict(self, inputs: Any, encoder: tables.Encoder | None = None) -> NDArray[Any]:
         """The likeliest class of each row, by name; or the number that is predicted for it."""
         if self.target is not None:
-            return self.numbers(inputs)
-        return np.asarray(np.array(self.classes)[self.probabilities(inputs).argmax(axis=1)])
+            return self.numbers(inputs, encoder)
+        return np.asarray(np.array(self.classes)[self.probabilities(inputs, encoder).argmax(axis=1)])
 
     def accuracy(self, inputs: Any, labels: NDArray[np.int64]) -> float:
         """The share of rows whose likeliest class is theirs. Of private rows, this number is not paid for."""
         return float((self.probabilities(inputs).argmax(axis=1) == labels).mean())
 
-    def _array(self, inputs: Any) -> NDArray[Any]:
+    def _array(self, inputs: Any, encoder: tables.Encoder | None = None) -> NDArray[Any]:
         if hasattr(inputs, "column_names"):
             if self.schema is None:
                 raise InvalidArgument("a table, but the model was trained on arrays: want inputs of the same kind")
-            return self.schema.encode(inputs)
+            return self.schema.encode(inputs, encoder=encoder)
         array = np.asarray(inputs)
         if array.shape[1:] != self.architecture.shape:
             raise InvalidArgument(f"inputs of shape {array.shape}: want (rows, {_shown(self.architecture.shape)})")

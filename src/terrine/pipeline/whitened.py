@@ -9,6 +9,7 @@ instead of releasing twice, and the plan of its checkpoint holds.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from terrine.events.codec import from_dict, to_dict
 from terrine.features.whitening import Whitening, private_whitening, whitening_event
 from terrine.pipeline import coins, recipes
 from terrine.pipeline.folder import Folder
+from terrine.pipeline.memory import is_large
 from terrine.pipeline.models import Architecture
 from terrine.pipeline.settings import Settings
 from terrine.pipeline.units import Units
@@ -56,7 +58,10 @@ def prepare(
         save(folder, _KEPT, {}, _released(folder, settings, architecture, features, units, held))
     whitening = read(folder.path / _KEPT)[1]
     assert whitening is not None
-    return replace(architecture, whitening=whitening), whitening(features)
+    flat = features.flatten(1)
+    in_place = is_large(features) and flat.shape[1] == math.prod(whitening.channels.shape[:1] + features.shape[2:])
+    white = whitening.into(flat, features) if in_place else whitening(features)
+    return replace(architecture, whitening=whitening), white
 
 
 def _released(
