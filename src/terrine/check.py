@@ -85,6 +85,16 @@ def number(name: str, value: Any, wanted: str = "a number", hint: str = "") -> f
     return result
 
 
+def listed(name: str, value: Any, wanted: str) -> list[Any]:
+    """All of an iterable that is no text."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return list(value)
+    except TypeError:
+        raise refuse(name, value, wanted) from None
+
+
 def positive(name: str, value: Any, hint: str = "") -> float:
     """A finite number above 0."""
     result = number(name, value, "> 0", hint)

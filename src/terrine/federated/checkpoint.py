@@ -25,7 +25,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
-from terrine import files
+from terrine import check, files
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.noise import Key
 from terrine.sgd.redone import Notes
@@ -46,6 +46,8 @@ class FederationCheckpoint:
     """The file of one run."""
 
     def __init__(self, path: str | Path) -> None:
+        if not isinstance(path, str | os.PathLike) or not str(path):
+            raise check.refuse("checkpoint", path, "a path, or nothing")
         self.path = Path(path)
         self._key_path, self._notes_path = (self.path.with_name(self.path.name + one) for one in (".key", ".steps"))
         self._prints: dict[str, str] = {}

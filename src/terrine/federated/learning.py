@@ -63,6 +63,15 @@ class Local:
     loss: Callable[[Tensor, Tensor], Tensor] = field(default_factory=nn.CrossEntropyLoss)
     private: sgd.Plan | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch"):
+            object.__setattr__(self, name, check.whole(name, getattr(self, name)))
+        for name in ("optimizer", "loss"):
+            if not callable(getattr(self, name)):
+                raise check.refuse(name, getattr(self, name), "a function")
+        if not isinstance(self.private, sgd.Plan | None):
+            raise check.refuse("private", self.private, "sgd.Plan(...), or nothing")
+
     def train(self, model: nn.Module, rows: Rows, *, secret: bytes | None = None) -> None:
         """Local steps on one client's rows, in place; example-level noise comes from `secret` where there is one."""
         optimizer = self.optimizer(model.parameters())
@@ -96,6 +105,10 @@ class FedAvg:
     learning_rate: float = 1.0
     momentum: float = 0.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", check.positive("rate", self.rate))
+        object.__setattr__(self, "momentum", check.half_open_unit("momentum", self.momentum))
+
     def optimizer(self, parameters: Parameters) -> Optimizer:
         return torch.optim.SGD(parameters, lr=self.learning_rate, momentum=self.momentum)
 
@@ -107,6 +120,14 @@ class FedAdam:
     learning_rate: float = 0.01
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        betas = check.listed("betas", self.betas, "two numbers")
+        if len(betas) != 2:
+            raise check.refuse("betas", self.betas, "two numbers")
+        object.__setattr__(self, "betas", tuple(check.half_open_unit("betas", one) for one in betas))
+        for name in ("rate", "eps"):
+            object.__setattr__(self, name, check.positive(name, getattr(self, name)))
 
     def optimizer(self, parameters: Parameters) -> Optimizer:
         return torch.optim.Adam(parameters, lr=self.learning_rate, betas=self.betas, eps=self.eps)
@@ -161,6 +182,8 @@ class Federation:
         present: Callable[[int], Iterable[int]] | None = None,
         checkpoint: str | Path | None = None,
     ) -> None:
+        _check_kinds(model, plan, local, server, account, present)
+        clients = _checked_rows(clients)
         if len(clients) != plan.clients:
             raise InvalidArgument(f"{len(clients)} clients: want the plan's {plan.clients}")
         if by_round and not plan.by_round:
@@ -174,13 +197,17 @@ class Federation:
         self._local, self._server, self._by_round = local or Local(), server or FedAvg(), by_round
         self._payment = Payment(account, "federated learning", "terrine.federated")
         self._dropping, self._full = check.half_open_unit("dropping", dropping), full
-        self._silent, self._present = frozenset(silent), present
-        self._optimizer = self._server.optimizer(model.parameters())
+        indices = check.listed("silent", silent, "a list of clients")
+        self._silent = frozenset(check.whole("silent", one, at_least=0) for one in indices)
+        self._present, self._trained = present, [one for one in model.parameters() if one.requires_grad]
+        if not self._trained:
+            raise InvalidArgument("model: no parameter that is trained; want one or more with requires_grad=True")
+        self._optimizer = self._server.optimizer(self._trained)
         self._bound = plan.clip.initial if isinstance(plan.clip, Adaptive) else plan.clip
         self._turns: Turns = {}
         self._paid, self._known = _Paid(), False  # known: to be this account's, not another's before a restart
         self.history = RoundHistory()
-        size = sum(one.numel() for one in model.parameters()) + isinstance(plan.clip, Adaptive)
+        size = sum(one.numel() for one in self._trained) + isinstance(plan.clip, Adaptive)
         if plan.dimension not in (None, size):
             raise InvalidArgument(f"plan.dimension={plan.dimension}: want the {size} entries of an update, or None")
         self._dimension = size
@@ -313,8 +340,11 @@ class Federation:
         secret = self._key.draw(Purpose.TRAINING, self.history.rounds).seed(client + 1)
         self._local.train(model, self._clients[client], secret=secret)
         with torch.no_grad():
-            parts = [(new - old).flatten() for new, old in _pairs(model, self.model)]
-            change: Floats = torch.cat(parts).double().cpu().numpy()
+            new = [one for one in model.parameters() if one.requires_grad]
+            if [one.shape for one in new] != [one.shape for one in self._trained]:
+                raise InvalidArgument("local: its training froze, added or replaced parameters; want them as they were")
+            parts = [(one - old).flatten().double() for one, old in zip(new, self._trained, strict=True)]
+            change: Floats = torch.cat(parts).cpu().numpy()
         if not isinstance(self.plan.clip, Adaptive):
             return change
         return with_bit(change, self._bound, self.plan.clip.weight)
@@ -327,12 +357,33 @@ class Federation:
         self.history.clips.append(self._bound)
         self._optimizer.zero_grad()
         at = 0
-        for one in self.model.parameters():
+        for one in self._trained:
             part = torch.from_numpy(mean[at : at + one.numel()]).to(one)
             one.grad = -part.view_as(one)
             at += one.numel()
         self._optimizer.step()
 
 
-def _pairs(first: nn.Module, second: nn.Module) -> Iterable[tuple[Tensor, Tensor]]:
-    return zip(first.parameters(), second.parameters(), strict=True)
+def _check_kinds(model: object, plan: object, local: object, server: object, account: object, present: object) -> None:
+    """Other kinds of values would be found out later, by errors that say nothing."""
+    if not isinstance(plan, Plan):
+        raise check.refuse("plan", plan, "federated.Plan(...)")
+    if not isinstance(model, nn.Module):
+        raise check.refuse("model", model, "a torch module")
+    methods = {"local": (local, "train", "federated.Local(...)"), "server": (server, "optimizer", "federated.FedAvg()"),
+               "account": (account, "charge", "an account of a ledger")}  # fmt: skip
+    for name, (value, method, wanted) in methods.items():
+        if value is not None and (isinstance(value, type) or not callable(getattr(value, method, None))):
+            raise check.refuse(name, value, f"{wanted}, or nothing")
+    if present is not None and not callable(present):
+        raise check.refuse("present", present, "a function of the round's number, or nothing")
+
+
+def _checked_rows(clients: object) -> list[Rows]:
+    """Every client's inputs and labels."""
+    found = check.listed("clients", clients, "a list of (inputs, labels), one for every client")
+    for place, one in enumerate(found):
+        pair = isinstance(one, tuple | list) and len(one) == 2 and all(isinstance(part, Tensor) for part in one)
+        if not pair or not one[0].ndim or not one[1].ndim or len(one[0]) != len(one[1]):
+            raise InvalidArgument(f"clients[{place}]: want two tensors, inputs and labels, of as many rows")
+    return found

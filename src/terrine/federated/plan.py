@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from terrine.sgd import Banded, CyclicPoisson, FixedOrder
 
 _FOUND_BY_THE_PLAN: Any = None
+_LONGEST = 2**32
 _NOISE = Search(low=0.05, high=1e4, start=1.0, private_end_is_high=True)
 
 
@@ -236,6 +237,8 @@ class Plan:
         for name, least in (("dimension", 1), ("seed", 0)):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, check.whole(name, getattr(self, name), at_least=least))
+        if self.dimension is not None and self.dimension > _LONGEST:
+            raise check.refuse("dimension", self.dimension, f"at most 2^32 = {_LONGEST} entries")
 
     def _settle_correlated(self) -> None:
         """Coefficients for the rounds, and turns of a client as far apart as the bands are wide."""

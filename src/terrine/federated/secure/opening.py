@@ -61,11 +61,16 @@ def opened(
     rng: Source | None = None,
 ) -> OpenedSum:
     """The same, with what may be said about it; those of `drop_late` send their vector, and are then silent."""
+    if not isinstance(plan, Plan):
+        raise check.refuse("plan", plan, "federated.Plan(...)")
     if isinstance(plan.sums, Central):
         raise InvalidArgument("plan.sums=Central(): want shares of noise, federated.Skellam or DiscreteGaussian")
-    source: Source = rng or (SYSTEM if plan.seed is None else Seeded(plan.seed))
-    first = quantise.checked(vectors[0]) if len(vectors) else np.zeros(1)
-    listed = [quantise.checked(one, len(first)) for one in vectors]
+    source: Source = (SYSTEM if plan.seed is None else Seeded(plan.seed)) if rng is None else rng
+    if not all(hasattr(source, name) for name in ("word", "words", "reproducible")):
+        raise check.refuse("rng", rng, "a source of random words, such as terrine.rng.SYSTEM, or nothing")
+    given = check.listed("vectors", vectors, "a list of vectors, one for every client")
+    first = quantise.checked(given[0]) if given else np.zeros(1)
+    listed = [quantise.checked(one, len(first)) for one in given]
     if len(listed) > plan.clients:
         raise InvalidArgument(f"{len(listed)} vectors: want at most the plan's clients={plan.clients}")
     gone, late = _indices("drop", drop, len(listed)), _indices("drop_late", drop_late, len(listed))
@@ -155,7 +160,8 @@ def _run(
 
 
 def _indices(name: str, given: Iterable[int], count: int) -> set[int]:
-    found = {check.whole(name, one, at_least=0) for one in given}
+    listed = check.listed(name, given, "a list of indices")
+    found = {check.whole(name, one, at_least=0) for one in listed}
     if found and max(found) >= count:
         raise check.refuse(name, max(found), f"indices of the {count} vectors")
     return found
