@@ -24,7 +24,7 @@ app = typer.Typer(name="remote", help="Ask a gateway from afar.", no_args_is_hel
 Url = Annotated[str | None, typer.Option("--url", help="The gateway's address; else $TERRINE_GATEWAY.")]
 Key = Annotated[Path | None, typer.Option("--signed-by", help="The gateway's public key: answers must be signed.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object or list.")]
-Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="The data set's name.")]
+Dataset = Annotated[str | None, typer.Option(help="The data set; the token's, if left out.")]
 Sql = Annotated[str, typer.Option(help="One SELECT.")]
 Epsilon = Annotated[float, typer.Option(help="The most that may be learned about one person.")]
 Delta = Annotated[float | None, typer.Option(help="With it, Gaussian noise may be used.")]
@@ -50,18 +50,18 @@ def datasets(url: Url = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def price(
-    dataset: Dataset,
     sql: Sql,
     epsilon: Epsilon,
     delta: Delta = None,
     bounds: Bounds = None,
     keys: Keys = None,
     bins: Bins = None,
+    dataset: Dataset = None,
     url: Url = None,
 ) -> None:
     """What a question would cost, and how good its answer would be: free."""
     with _gateway(url) as gateway:
-        found = gateway.price(dataset, sql, epsilon=epsilon, **_options(delta, bounds, keys, bins))
+        found = gateway.price(sql, epsilon=epsilon, dataset=dataset, **_options(delta, bounds, keys, bins))
     typer.echo(
         f"epsilon {up(found.epsilon)}, delta {found.delta:g}" + ("; in your archive" if found.in_archive else "")
     )
@@ -75,7 +75,6 @@ def price(
 
 @app.command()
 def ask(
-    dataset: Dataset,
     sql: Sql,
     epsilon: Epsilon,
     delta: Delta = None,
@@ -86,13 +85,14 @@ def ask(
     reason: Annotated[str, typer.Option(help="Beyond your allowance: why; then it waits for approval.")] = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Pay again instead of taking it from the archive.")] = False,
     signed_by: Key = None,
+    dataset: Dataset = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask one question; it is charged before any row is looked at, and checked before it is shown."""
     with _gateway(url, signed_by) as gateway:
         options = _options(delta, bounds, keys, bins) | {"purpose": purpose, "reason": reason, "fresh": fresh}
-        _show(gateway.ask(dataset, sql, epsilon=epsilon, **options), as_json)
+        _show(gateway.ask(sql, epsilon=epsilon, dataset=dataset, **options), as_json)
 
 
 @app.command()
@@ -120,7 +120,6 @@ def requests(
 
 @app.command()
 def train(
-    dataset: Dataset,
     label: Annotated[str, typer.Option(help="The column to predict.")],
     epsilon: Epsilon,
     delta: Delta = None,
@@ -134,6 +133,7 @@ def train(
     reason: Annotated[str, typer.Option(help="Beyond your allowance: why.")] = "",
     out: Annotated[Path | None, typer.Option(help="Wait, then unpack and verify the release here.")] = None,
     signed_by: Key = None,
+    dataset: Dataset = None,
     url: Url = None,
 ) -> None:
     """Have a model trained; with --out, wait for it, fetch it and verify it."""
@@ -143,7 +143,7 @@ def train(
     }  # fmt: skip
     given = {name: value for name, value in told.items() if value not in (None, "")}
     with _gateway(url, signed_by) as gateway:
-        made = gateway.train(dataset, label=label, epsilon=epsilon, **given)
+        made = gateway.train(dataset=dataset, label=label, epsilon=epsilon, **given)
         typer.echo(f"{made.request}: {made.said}", err=out is not None)
         if out is not None:
             ended = gateway.wait(made.request)

@@ -3,7 +3,7 @@
 from terrine.client import Gateway
 
 gateway = Gateway("http://127.0.0.1:8787", token)
-answer = gateway.ask("visits", "SELECT COUNT(*) AS n FROM visits", epsilon=0.1)
+answer = gateway.ask("SELECT COUNT(*) AS n FROM visits", epsilon=0.1)
 answer.table, answer.cost
 """
 

@@ -42,7 +42,10 @@ class BeyondAllowance(TerrineError):
 
 
 class Gateway:
-    """A gateway at `url`, asked with a token. `signed_by` is the file of the key that must have signed every answer.
+    """A gateway at `url`, asked with a token.
+
+    An analyst's token is for one data set, which need not be named. `signed_by` is the file of the public key that must
+    have signed every answer.
 
     Raises:
         InvalidArgument: `url` is not https, and not on this machine: a token would be sent in the clear.
@@ -61,6 +64,7 @@ class Gateway:
         if address.scheme != "https" and address.host not in _PLAIN:
             raise InvalidArgument(f"{check.shown(url)}: the token would be sent in the clear; want https://")
         self._signed_by = None if signed_by is None else Path(signed_by)
+        self._scope: str | None = None
         headers = {"authorization": f"Bearer {token}", "accept": "application/json"}
         self._http = httpx.Client(
             base_url=url, headers=headers, timeout=timeout, follow_redirects=False, transport=transport
@@ -88,22 +92,24 @@ class Gateway:
         """Of every data set: what everyone together spent, what is left, and one's own allowance."""
         return self._told("GET", "/budget")  # type: ignore[no-any-return]
 
-    def price(self, dataset: str, sql: str, *, epsilon: float = 1.0, **options: Any) -> Price:
+    def price(self, sql: str, *, epsilon: float = 1.0, dataset: str | None = None, **options: Any) -> Price:
         """What a question would cost, and how good its answer would be: free."""
-        found = self._told("POST", f"/datasets/{_name(dataset)}/price", _question(sql, epsilon, options))
+        found = self._told("POST", f"/datasets/{self._one(dataset)}/price", _question(sql, epsilon, options))
         return _price(found, found["half_widths"], found["in_archive"])
 
-    def mock(self, dataset: str, sql: str, *, epsilon: float = 1.0, **options: Any) -> list[dict[str, Any]]:
+    def mock(
+        self, sql: str, *, epsilon: float = 1.0, dataset: str | None = None, **options: Any
+    ) -> list[dict[str, Any]]:
         """The answer on made-up rows: free, and about nobody."""
-        answer = self._told("POST", f"/datasets/{_name(dataset)}/mock", _question(sql, epsilon, options))["answer"]
+        answer = self._told("POST", f"/datasets/{self._one(dataset)}/mock", _question(sql, epsilon, options))["answer"]
         return [dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"]]
 
     def ask(
         self,
-        dataset: str,
         sql: str,
         *,
         epsilon: float,
+        dataset: str | None = None,
         purpose: str = "",
         reason: str = "",
         fresh: bool = False,
@@ -118,12 +124,12 @@ class Gateway:
             GatewayRefused: it was not answered; `charged` says whether it was charged.
             InvalidArgument: what arrived does not follow the protocol, and is withheld.
         """
-        body = _question(sql, epsilon, options)
+        body, name = _question(sql, epsilon, options), self._one(dataset)
         more = {"purpose": purpose, "reason": reason, "fresh": fresh}
-        found = self._told("POST", f"/datasets/{_name(dataset)}/ask", body | {k: v for k, v in more.items() if v})
+        found = self._told("POST", f"/datasets/{name}/ask", body | {k: v for k, v in more.items() if v})
         if found["state"] == "waiting":
             raise BeyondAllowance(found["request"], found["said"])
-        if found["dataset"] != dataset:
+        if found["dataset"] != name:
             raise InvalidArgument("the answer is about another data set")
         return self._answer(found, body)
 
@@ -131,14 +137,14 @@ class Gateway:
         """The answer to a request that was approved since, or whose answer was lost on the way: costs nothing."""
         return self._answer(self._told("GET", f"/requests/{_name(request)}/answer"), None)
 
-    def train_price(self, dataset: str, **settings: Any) -> Price:
+    def train_price(self, *, dataset: str | None = None, **settings: Any) -> Price:
         """What a training would cost."""
-        return _price(self._told("POST", f"/datasets/{_name(dataset)}/trainings/price", settings), {}, False)
+        return _price(self._told("POST", f"/datasets/{self._one(dataset)}/trainings/price", settings), {}, False)
 
-    def train(self, dataset: str, *, label: str, epsilon: float, **settings: Any) -> Training:
+    def train(self, *, label: str, epsilon: float, dataset: str | None = None, **settings: Any) -> Training:
         """Have the gateway train: `settings` are named, such as epochs, lot, clip, model. See `wait`, `download`."""
         told = {"label": label, "epsilon": epsilon, **settings}
-        found = self._told("POST", f"/datasets/{_name(dataset)}/trainings", told)
+        found = self._told("POST", f"/datasets/{self._one(dataset)}/trainings", told)
         return Training(found["request"], found["dataset"], found["state"], found["said"])
 
     def requests(self, *, state: str | None = None, dataset: str | None = None) -> list[Request]:
@@ -186,6 +192,14 @@ class Gateway:
         if found.lie is not None:
             raise InvalidArgument(f"{folder}: does not verify: {found.lie.name}: {found.lie.detail}")
         return found
+
+    def _one(self, dataset: str | None) -> str:
+        """The data set that is meant: the token's, unless one is named."""
+        if dataset is None:
+            if self._scope is None:
+                self._scope = str(self._told("GET", "/me")["dataset"])
+            dataset = self._scope
+        return _name(dataset)
 
     def _answer(self, record: dict[str, Any], asked: dict[str, Any] | None) -> RemoteAnswer:
         event, signed = checked(record, asked=asked, signed_by=self._signed_by)

@@ -82,6 +82,8 @@ class GuardedRoute(APIRoute):
             raise TypeError(f"{path}: no policy; want @allow(...) under the route's decorator")
         if options.get("include_in_schema", True):
             options["responses"] = _declared(self.policy, options.get("responses") or {})
+            if self.policy.where is not Where.OPEN:
+                options["openapi_extra"] = {"security": [{"token": []}], "x-roles": sorted(self.policy.roles)}
         super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -61,6 +62,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.gateway = gateway
+    app.openapi = functools.cache(lambda: _document(app))  # type: ignore[method-assign]
     app.router.routes.clear()
     for router in ROUTERS:
         for route in router.routes:
@@ -95,6 +97,13 @@ def serve(configuration: Configuration, *, app: FastAPI | None = None, port: int
         timeout_keep_alive=30,
         **told,
     )
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    found = FastAPI.openapi(app)
+    schemes = found.setdefault("components", {}).setdefault("securitySchemes", {})
+    schemes["token"] = {"type": "http", "scheme": "bearer"}
+    return found
 
 
 def _refused(request: Request, error: Exception) -> Response:

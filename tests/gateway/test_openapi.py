@@ -1,0 +1,90 @@
+"""The OpenAPI document is complete: what is not in it does not happen, whatever is sent. Fuzzed in process, bounded."""
+
+import pytest
+
+schemathesis = pytest.importorskip("schemathesis")
+
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis.errors import Unsatisfiable  # noqa: E402
+from schemathesis import GenerationMode  # noqa: E402
+from schemathesis.checks import not_a_server_error  # noqa: E402
+from schemathesis.specs.openapi import checks  # noqa: E402
+from starlette.testclient import TestClient  # noqa: E402
+
+from tests.gateway import clinic as made  # noqa: E402
+from tests.gateway.clinic import COUNT, VISITS, done, write_visits  # noqa: E402
+
+_STATE: dict = {}
+CHECKS = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.negative_data_rejection,
+    checks.missing_required_header,
+]
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzzed")
+    write_visits(folder / "data", "others")
+    limits = {"per_minute": 10**9, "failures_per_minute": 10**9}
+    found = made.Clinic(folder, {"limits": limits})
+    done(found.owner.post("/datasets/visits", json=VISITS))
+    ann = found.lend("ann", allowance=0.5)
+    _STATE["requests"] = [ann.post("/datasets/visits/ask", json=COUNT | {"reason": "x", "epsilon": 0.9}).json()]
+    found.lend("eve", role="officer")
+    _STATE["clinic"] = found
+    yield schemathesis.openapi.from_dict(found.app.openapi())
+    found.close()
+
+
+def test_the_document_is_there_and_says_who_may_do_what(api):
+    document = _STATE["clinic"].plain.get("/openapi.json").json()
+    assert document["info"]["title"] == "Terrine gateway"
+    assert set(document["paths"]) >= {
+        "/health",
+        "/datasets",
+        "/datasets/{name}/price",
+        "/datasets/{name}/ask",
+        "/budget",
+    }
+    for path, operations in document["paths"].items():
+        for method, told in operations.items():
+            if path != "/health":
+                assert told["security"], (method, path)
+                assert "401" in told["responses"], (method, path)
+
+
+@pytest.mark.parametrize("examples", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"])
+def test_what_is_answered_is_what_is_declared(api, mode, examples):
+    found = []
+    bounded = settings(
+        max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True
+    )
+    for one in api.get_all_operations():
+        operation = one.ok()
+        run = bounded(given(case=operation.as_strategy(generation_mode=mode))(_try))
+        try:
+            run()
+        except Unsatisfiable:  # nothing that does not fit: there is nothing to send
+            continue
+        except (Exception, ExceptionGroup) as error:
+            found.append(f"{operation.label}: {error}")
+    assert not found, "\n\n".join(found)
+
+
+def _try(case):
+    clinic, given_path = _STATE["clinic"], case.path_parameters or {}
+    if case.path.startswith("/requests/{request}"):
+        given_path["request"] = _STATE["requests"][0]["request"]
+    if "{name}/" in case.path:
+        given_path["name"] = "visits"
+    for name in ("owner", "ann", "eve"):
+        headers = {"authorization": f"Bearer {clinic.tokens[name]}"}
+        client = TestClient(clinic.app, raise_server_exceptions=False, follow_redirects=False)
+        response = case.call(session=client, base_url="http://testserver", headers=headers)
+        case.validate_response(response, checks=CHECKS)
