@@ -33,7 +33,7 @@ Command = Callable[..., None]
 _EVERY_DAY, _OFFICE = "Every day", "With others"
 _OTHER_WAYS, _ACCOUNTING = "Other ways to learn, and attacks", "Accounting"
 _ORDER = (
-    "demo", "schema", "train", "predict", "report", "verify", "query", "ledger", "keys",
+    "demo", "schema", "train", "predict", "report", "verify", "query", "ledger", "keys", "serve", "remote",
     "pate", "prompt", "federated", "sums", "audit",
     "epsilon", "noise", "steps", "compare", "version",
 )  # fmt: skip
@@ -69,11 +69,11 @@ for name, function in _DAILY.items():
     app.command(name, rich_help_panel=_EVERY_DAY)(function)
 app.add_typer(ledger.app, name="ledger", rich_help_panel=_EVERY_DAY)
 app.add_typer(verify.keys, rich_help_panel=_EVERY_DAY)
+app.command("serve", rich_help_panel=_OFFICE)(serve.serve)
+app.add_typer(remote.app, rich_help_panel=_OFFICE)
 for group, called in ((pate.app, "pate"), (prompt.app, "prompt"), (federated.app, "federated"), (audit.app, "audit")):
     app.add_typer(group, name=called, rich_help_panel=_OTHER_WAYS)
 app.command("sums", rich_help_panel=_OTHER_WAYS)(sums.sums)
-app.command("serve", rich_help_panel=_OFFICE)(serve.serve)
-app.add_typer(remote.app, rich_help_panel=_OFFICE)
 _ABOUT_EPSILON: dict[str, Command] = {
     "epsilon": accounting.epsilon,
     "noise": accounting.noise,
