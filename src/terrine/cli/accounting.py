@@ -24,11 +24,11 @@ from terrine.events import (
 )
 from terrine.rounding import down, up
 
-Noise = Annotated[float | None, typer.Option(help="Noise standard deviation over the clipping bound.")]
-Rate = Annotated[float, typer.Option(help="Probability that an example is in a lot.")]
+Noise = Annotated[float | None, typer.Option(help="Noise multiplier: standard deviation over the clipping bound.")]
+Rate = Annotated[float, typer.Option(help="Sampling rate: the probability that a unit is in a lot.")]
 Steps = Annotated[str, typer.Option(help="Number of steps.")]
 Delta = Annotated[float, typer.Option(help="The delta of (epsilon, delta)-DP; below 1 / number of people.")]
-Epsilon = Annotated[float, typer.Option(help="The epsilon to stay within.")]
+Epsilon = Annotated[float, typer.Option(help="The epsilon to stay within, for one unit (example, person or client).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -127,7 +127,7 @@ def noise(epsilon: Epsilon, delta: Delta, rate: Rate = 1.0, steps: Steps = "1", 
 def steps(
     epsilon: Epsilon,
     delta: Delta,
-    noise: Annotated[float, typer.Option(help="Noise standard deviation over the clipping bound.")],
+    noise: Annotated[float, typer.Option(help="Noise multiplier: standard deviation over the clipping bound.")],
     rate: Rate = 1.0,
     as_json: AsJson = False,
 ) -> None:
@@ -148,7 +148,7 @@ def steps(
 
 def compare(
     delta: Delta,
-    noise: Annotated[float, typer.Option(help="Noise standard deviation over the clipping bound.")],
+    noise: Annotated[float, typer.Option(help="Noise multiplier: standard deviation over the clipping bound.")],
     rate: Rate,
     epochs: Annotated[float, typer.Option(help="How long to train: one epoch is 1/rate steps.")],
     plot: Annotated[Path | None, typer.Option(help="Also draw the curves into this picture.")] = None,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Annotated, NoReturn
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from terrine.cli import (
     accounting,
@@ -24,43 +27,88 @@ from terrine.cli import (
     train,
     verify,
 )
+from terrine.cli.examples import show_examples
 from terrine.errors import TerrineError, WeakGuarantee
+
+Command = Callable[..., None]
+_EVERY_DAY, _OFFICE = "Every day", "With others"
+_OTHER_WAYS, _ACCOUNTING = "Other ways to learn, and attacks", "Accounting"
+_ORDER = (
+    "demo", "schema", "train", "predict", "report", "verify", "query", "ledger", "keys", "serve", "remote",
+    "pate", "prompt", "federated", "sums", "audit",
+    "epsilon", "noise", "steps", "compare", "version",
+)  # fmt: skip
+
+
+class InOrder(TyperGroup):
+    """Commands in the order in which a newcomer meets them; any that is not in the list comes last."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        place = {name: number for number, name in enumerate(_ORDER)}
+        return sorted(super().list_commands(ctx), key=lambda name: place.get(name, len(place)))
+
 
 app = typer.Typer(
     name="terrine",
-    help="Learn from private data, and say with a certificate how much the result can tell.",
+    cls=InOrder,
+    help="Learn from private data, and say with a certificate how much the result can tell about any one person.",
+    epilog="Epsilon and delta hold for one unit: an example (a row), a person (--person) or a client; every command "
+    "says which. Begin with: terrine demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
-app.command("epsilon")(accounting.epsilon)
-app.command("noise")(accounting.noise)
-app.command("steps")(accounting.steps)
-app.command("compare")(accounting.compare)
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(pate.app)
-app.add_typer(audit.app)
-app.add_typer(prompt.app)
-app.command("train")(train.train)
-app.command("predict")(train.predict)
-app.command("report")(train.report)
-app.command("schema")(schema.schema)
-app.command("verify")(verify.verify)
-app.add_typer(verify.keys)
-app.command("demo")(demo.demo)
-app.command("query")(query.query)
-app.add_typer(federated.app, name="federated")
-app.command("sums")(sums.sums)
-app.command("serve")(serve.serve)
-app.add_typer(remote.app)
+_DAILY: dict[str, Command] = {
+    "demo": demo.demo,
+    "schema": schema.schema,
+    "train": train.train,
+    "predict": train.predict,
+    "report": train.report,
+    "verify": verify.verify,
+    "query": query.query,
+}
+for name, function in _DAILY.items():
+    app.command(name, rich_help_panel=_EVERY_DAY)(function)
+app.add_typer(ledger.app, name="ledger", rich_help_panel=_EVERY_DAY)
+app.add_typer(verify.keys, rich_help_panel=_EVERY_DAY)
+app.command("serve", rich_help_panel=_OFFICE)(serve.serve)
+app.add_typer(remote.app, rich_help_panel=_OFFICE)
+for group, called in ((pate.app, "pate"), (prompt.app, "prompt"), (federated.app, "federated"), (audit.app, "audit")):
+    app.add_typer(group, name=called, rich_help_panel=_OTHER_WAYS)
+app.command("sums", rich_help_panel=_OTHER_WAYS)(sums.sums)
+_ABOUT_EPSILON: dict[str, Command] = {
+    "epsilon": accounting.epsilon,
+    "noise": accounting.noise,
+    "steps": accounting.steps,
+    "compare": accounting.compare,
+}
+for name, function in _ABOUT_EPSILON.items():
+    app.command(name, rich_help_panel=_ACCOUNTING)(function)
 
 
-@app.command()
+@app.command(rich_help_panel=_ACCOUNTING)
 def version() -> None:
     """Print Terrine's version."""
     from terrine import __version__
 
     typer.echo(__version__)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What comes before any command."""
+
+
+show_examples(app)
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @app.command()
 def create(
     ledger: Where,
-    epsilon: Annotated[float, typer.Option(help="The budget's epsilon.")],
+    epsilon: Annotated[float, typer.Option(help="The budget's epsilon, for one unit (--unit).")],
     delta: Annotated[float, typer.Option(help="The budget's delta; 0 for pure DP.")],
     account: Name = "main",
     unit: Annotated[str, typer.Option(help="Who is protected: example, person or client.")] = "example",

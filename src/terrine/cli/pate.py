@@ -147,7 +147,10 @@ def label(
 @app.command()
 def bill(
     run: Folder,
-    delta: Annotated[float, typer.Option(help="The delta to state epsilon at.")] = 1e-5,
+    delta: Annotated[
+        float,
+        typer.Option(help="The delta to state epsilon at: for one example, or person (groups)."),
+    ] = 1e-5,
     sanitise: Annotated[bool, typer.Option(help="Release the vote-dependent bill with noise, once.")] = True,
     order: Annotated[float | None, typer.Option(help="The Renyi order it is released at.")] = None,
     pictures: Annotated[Path | None, typer.Option(help="Draw epsilon against queries into this folder.")] = None,

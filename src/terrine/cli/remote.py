@@ -154,7 +154,10 @@ def train(
 
 @app.command()
 def download(
-    request: RequestName, out: Annotated[Path, typer.Option()], signed_by: Key = None, url: Url = None
+    request: RequestName,
+    out: Annotated[Path, typer.Option(help="A new folder.")],
+    signed_by: Key = None,
+    url: Url = None,
 ) -> None:
     """Unpack the release of a finished training into a new folder, and verify it."""
     with _gateway(url, signed_by) as gateway:

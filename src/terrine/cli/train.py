@@ -30,7 +30,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def train(
-    epsilon: Annotated[float, typer.Option(help="The most that may be learned about one person.")],
+    epsilon: Annotated[
+        float, typer.Option(help="The most that may be learned about one row; with --person, one person.")
+    ],
     out: Annotated[Path, typer.Option(help="A new folder for the run; an interrupted run's folder goes on.")],
     table: Annotated[
         str | None, typer.Argument(help="A private table: a file, a folder, a pattern, file.db::table.")

@@ -106,7 +106,7 @@ class FedAvg:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", check.positive("rate", self.rate))
+        object.__setattr__(self, "learning_rate", check.positive("learning_rate", self.learning_rate))
         object.__setattr__(self, "momentum", check.half_open_unit("momentum", self.momentum))
 
     def optimizer(self, parameters: Parameters) -> Optimizer:
@@ -126,7 +126,7 @@ class FedAdam:
         if len(betas) != 2:
             raise check.refuse("betas", self.betas, "two numbers")
         object.__setattr__(self, "betas", tuple(check.half_open_unit("betas", one) for one in betas))
-        for name in ("rate", "eps"):
+        for name in ("learning_rate", "eps"):
             object.__setattr__(self, name, check.positive(name, getattr(self, name)))
 
     def optimizer(self, parameters: Parameters) -> Optimizer:
