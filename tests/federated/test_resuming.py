@@ -102,7 +102,7 @@ def test_clients_that_train_with_noise_of_their_own_are_the_same_when_repeated(t
         ({"plan": small_plan(noise=0.9)}, "plan"),
         ({"local": federated.Local(epochs=2)}, "local steps"),
         ({"local": federated.Local(lambda ps: torch.optim.SGD(ps, lr=0.2))}, "local steps"),
-        ({"server": federated.FedAvg(rate=2.0)}, "server"),
+        ({"server": federated.FedAvg(learning_rate=2.0)}, "server"),
         ({"server": federated.FedAdam()}, "server"),
         ({"silent": [3]}, "silent"),
         ({"dropping": 0.1}, "dropouts"),
