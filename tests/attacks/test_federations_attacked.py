@@ -7,8 +7,8 @@ from torch import nn
 
 from terrine import audit, federated
 from terrine.audit import one_run
-from terrine.errors import InvalidArgument
-from terrine.events import Gaussian
+from terrine.errors import InvalidArgument, OutOfOrder
+from terrine.events import Gaussian, PureDP
 from terrine.federated import secure
 from terrine.federated.learning import Federation
 from terrine.federated.simulation import SimulationSettings
@@ -77,3 +77,118 @@ def test_audits_of_narrow_claims_and_of_no_guesses():
     with pytest.raises(InvalidArgument, match="guesses"):
         one_run.guess(scores, flags, guesses=[])
     assert one_run.guess(scores, flags, guesses=np.int64(50)).guesses[0].made == 50
+
+
+# -- noise twice, noise nowhere, prices of one's own -------------------------------------------------------------------
+
+
+def test_a_history_that_was_set_back_draws_no_noise_twice():
+    """Rounds have their noise from the run's key: the same round twice would differ by updates alone."""
+    learning = federation(sums=federated.Central())
+    learning.round()
+    before = learning._begun
+    learning.history.rounds = 0
+    learning.fit()
+    assert learning._begun == before + 2
+    with pytest.raises(OutOfOrder, match="over"):
+        learning.round()
+
+
+def test_training_that_reaches_the_servers_model_is_refused():
+    learning = federation()
+    start = learning.model.weight.detach().clone()
+
+    class Reaching(federated.Local):
+        def train(self, model, rows, *, secret=None):
+            with torch.no_grad():
+                learning.model.weight.add_(rows[0].sum())
+
+    learning._local = Reaching()
+    with pytest.raises(InvalidArgument, match="server's model"):
+        learning.round()
+    assert (learning.model.weight == start).all()
+
+
+def test_frozen_parameters_get_no_noise():
+    torch.manual_seed(0)
+    rows = [(torch.randn(4, 3), torch.arange(4) % 2) for _ in range(8)]
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    Federation(model, plan(), rows).fit()
+    assert (model[0].weight == before).all()
+
+
+class Cheap(federated.Poisson):
+    def event(self, stages, *, examples, lot):
+        return PureDP(epsilon=0.001)
+
+
+class Quiet(federated.Central):
+    def event(self, noise, per_round, dimension):
+        return Gaussian(noise=100.0)
+
+
+@pytest.mark.parametrize("changes", [{"sampling": Cheap()}, {"sums": Quiet()}])
+def test_nobody_brings_a_price_of_their_own(changes):
+    with pytest.raises(InvalidArgument, match="want federated"):
+        plan(**changes)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1e38])
+@pytest.mark.parametrize("sums", [federated.Central(), federated.Skellam(survivors=6)])
+def test_clients_that_send_what_is_no_number_move_nothing(value, sums):
+    learning = federation(sums=sums, rounds=1)
+    start = learning.model.weight.detach().clone()
+
+    class Wild(federated.Local):
+        def train(self, model, rows, *, secret=None):
+            with torch.no_grad():
+                for one in model.parameters():
+                    one.fill_(value)
+
+    learning._local = Wild()
+    learning.fit()
+    assert (learning.model.weight - start).abs().max() < 3.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes"),
+    [
+        ((None,), {}), ((3.0,), {}), (([1j],), {}), ((np.ones((8, 2, 2)),), {}), (("text",), {}),
+        (([np.ones(3)] * 8,), {"drop": 3}), (([np.ones(3)] * 8,), {"drop": [True]}),
+        (([np.ones(3)] * 8,), {"drop": "1"}),
+        (([np.ones(3)] * 8,), {"rng": 5}),
+    ],
+)  # fmt: skip
+def test_sums_of_other_kinds_are_refused_in_one_line(arguments, changes):
+    with pytest.raises(InvalidArgument) as refusal:
+        secure.sum(*arguments, plan(sums=federated.Skellam(survivors=6)), **changes)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["model", "plan", "clients", "local", "server", "account", "present", "checkpoint"])
+@pytest.mark.parametrize("value", [7, "x", object(), federated.Plan])
+def test_federations_of_other_kinds_are_refused_in_one_line(name, value):
+    if (name, value) == ("checkpoint", "x") or (name == "present" and callable(value)):
+        return
+    rows = [(torch.randn(4, 3), torch.arange(4) % 2) for _ in range(8)]
+    given = {"model": nn.Linear(3, 2), "plan": plan(sampling=federated.MinimumSeparation(1)), "clients": rows}
+    with pytest.raises(InvalidArgument, match=name) as refusal:
+        Federation(**given | {name: value})
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: federated.Local(epochs=0), lambda: federated.Local(batch=2.5), lambda: federated.Local(loss=3),
+        lambda: federated.FedAvg(rate=float("nan")), lambda: federated.FedAvg(momentum=1.0),
+        lambda: federated.FedAdam(betas=3), lambda: federated.FedAdam(eps=0), lambda: plan(dimension=10**400),
+        lambda: federated.MinimumSeparation(0), lambda: federated.MinimumSeparation(2, turns=0),
+    ],
+)  # fmt: skip
+def test_settings_of_other_kinds_are_refused_in_one_line(make):
+    with pytest.raises(InvalidArgument) as refusal:
+        make()
+    assert "\n" not in str(refusal.value)

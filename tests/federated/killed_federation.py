@@ -72,7 +72,7 @@ def killing(found, at, moment):
     def dying(method):
         def called(*arguments, **named):
             method(*arguments, **named)
-            if found.history.rounds == at + (moment != "charged"):
+            if found._begun == at + (moment != "charged"):
                 die()
 
         return called

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from terrine import federated
@@ -189,3 +189,77 @@ def test_simulated_by_ray(tmp_path):
         found = runtime.run(500, clients=4, per_round=4, survivors=3, rounds=2)
     assert found["closed"] == 0
     assert "accuracy" in found
+
+
+# -- clients that lie, and servers that ask for more -----------------------------------------------------------------
+
+
+class Lying(Grid):
+    """Node 11 answers one stage with something else."""
+
+    def __init__(self, plan, stage, said):
+        super().__init__(plan)
+        self.stage, self.said = stage, said
+
+    def _delivered(self, message, node):
+        stage, reply = message.content["terrine"]["stage"], super()._delivered(message, node)
+        if node == 11 and stage == self.stage:
+            if stage == "mask":
+                reply.content["masked"] = ArrayRecord({"masked": Array(self.said)})
+            else:
+                reply.content["terrine"] = ConfigRecord({"said": self.said})
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ("advertise", "nonsense"), ("advertise", '{"client": 3}'), ("share", '{"2": "zz"}'), ("share", "[]"),
+        ("mask", np.zeros(3)), ("mask", np.array(["a"] * 16)),
+    ],
+)  # fmt: skip
+def test_a_client_that_answers_nonsense_counts_as_gone(stage, said):
+    plan = a_plan(rounds=1)
+    strategy = flower.PrivateStrategy(plan)
+    found = started(strategy, Lying(plan, stage, said), rounds=1).arrays
+    assert strategy.closed == 0
+    mean = np.concatenate([one.numpy().ravel() for one in found.values()]).mean()
+    assert abs(mean - 0.1 * (NODES - 1) / NODES) < 0.05
+
+
+def test_a_client_that_says_it_has_many_rows_weighs_no_more():
+    plan = a_plan(rounds=1)
+    grid = Grid(plan)
+    honest = grid.app
+
+    def boasting(message, context):
+        reply = honest(message, context)
+        reply.content["metrics"] = MetricRecord({"num-examples": 10**9})
+        return reply
+
+    grid.app = boasting
+    found = started(flower.PrivateStrategy(plan), grid, rounds=1).arrays
+    assert abs(found["w"].numpy().mean() - 0.1) < 0.05
+
+
+def test_a_server_that_goes_on_after_the_plan_gets_nothing():
+    """Two strategies, each with rounds of its own: clients count their turns themselves."""
+    plan = a_plan()
+    grid = Grid(plan)
+    assert started(flower.PrivateStrategy(plan), grid).arrays
+    again = flower.PrivateStrategy(plan)
+    assert not started(again, grid).arrays
+    assert again.closed == 2
+
+
+def test_a_plan_whose_rounds_have_no_price_is_charged_whole():
+    charged = []
+
+    class Account:
+        def charge(self, event, *, purpose, by):
+            charged.append(event)
+
+    plan = a_plan(sampling=federated.MinimumSeparation(1))
+    strategy = flower.PrivateStrategy(plan, account=Account())
+    assert started(strategy, Grid(plan)).arrays
+    assert charged == [plan.event]

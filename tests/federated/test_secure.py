@@ -112,6 +112,14 @@ def test_too_few_steps_for_so_many_entries_are_refused():
         _ = Quantiser(10_000, 1.0, 20.0, signs_seed=0).scale
 
 
+@pytest.mark.parametrize("length", [1, 2, 8, 32, 64, 2048])
+def test_the_transform_is_hadamards(length):
+    signs = [[(-1.0) ** (row & column).bit_count() for column in range(length)] for row in range(min(length, 40))]
+    vector = np.random.default_rng(1).normal(size=length)
+    wanted = np.array(signs) @ vector / np.sqrt(length)
+    assert np.allclose(quantise.hadamard(vector)[: len(wanted)], wanted)
+
+
 def test_the_transform_is_its_own_inverse():
     vector = np.random.default_rng(0).normal(size=64)
     assert np.allclose(quantise.hadamard(quantise.hadamard(vector)), vector)

@@ -11,6 +11,7 @@ its masks and nothing else: no metrics, no number of examples. Clients are not a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -129,9 +130,17 @@ class _Answering:
                 raise InvalidArgument(f"stage={self._stage!r}: want one of the secure sum's")
 
     def _update(self, told: dict[str, Any], call_next: Next) -> Floats:
-        """What the app changed; zeros for a client that only stands in."""
+        """What the app changed; zeros for a client that only stands in.
+
+        Raises:
+            InvalidArgument: it had all the turns that its own plan gives it, whatever the server says.
+        """
         if not self._told["contributes"]:
             return np.zeros(told["dimension"])
+        turns = int(self._kept("turns")) if "turns" in self._state else 0
+        if turns >= self._plan.turns:
+            raise InvalidArgument(f"{turns} turns are over, as many as the plan gives a client: nothing is sent")
+        self._keep("turns", str(turns + 1))
         before = _flat(next(iter(self._message.content.array_records.values())))
         del self._message.content[RECORD]
         reply = call_next(self._message, self._context)
@@ -146,7 +155,8 @@ class _Answering:
         """The server's facts must be those of this client's own plan."""
         sums = self._plan.sums
         assert not isinstance(sums, Central)
-        fits = round_.bits == sums.bits and round_.survivors >= sums.survivors
+        fits = round_.bits == sums.bits and round_.survivors >= sums.survivors and round_.degree is None
+        fits = fits and round_.colluding == sums.colluding and len(round_.givers) == self._plan.per_round
         if not fits or round_.length != _quantiser(self._plan, told).length:
             raise InvalidArgument("the round is not of this client's plan: want the same plan on both sides")
 
@@ -354,8 +364,9 @@ class _Running:
         places = {node: place for place, node in enumerate(self._nodes)}
         for reply in replies:
             if not reply.has_error() and "masked" in reply.content.array_records:
-                masked = reply.content.array_records["masked"]["masked"].numpy()
-                self._server.add(places[reply.metadata.src_node_id], masked.astype(np.uint32))
+                with contextlib.suppress(InvalidArgument, KeyError, ValueError, TypeError):  # it counts as dropped out
+                    masked = reply.content.array_records["masked"]["masked"].numpy()
+                    self._server.add(places[reply.metadata.src_node_id], masked.astype(np.uint32))
         survivors = self._server.survivors
         agreed = self._ask("agree", {one: {"survivors": survivors} for one in survivors})
         signatures = {str(one): said["signature"] for one, said in agreed.items()}
@@ -371,14 +382,38 @@ class _Running:
         found = {}
         for reply in self._grid.send_and_receive(messages, timeout=self._strategy._timeout):
             if not reply.has_error():
-                said = json.loads(str(reply.content.config_records[RECORD]["said"]))
-                found[places[reply.metadata.src_node_id]] = said
+                with contextlib.suppress(
+                    KeyError, ValueError, TypeError, AttributeError
+                ):  # who answers nonsense counts as silent
+                    place = places[reply.metadata.src_node_id]
+                    found[place] = _read(stage, json.loads(str(reply.content.config_records[RECORD]["said"])), place)
         return dict(sorted(found.items()))
 
     def _message(self, stage: str, one: int, told: dict[str, Any], records: dict[str, Any]) -> Message:
         asked = ConfigRecord({"stage": stage, "told": keeping.dump(told)})
         content = RecordDict({**records, RECORD: asked})
         return Message(content=content, message_type=MessageType.TRAIN, dst_node_id=self._nodes[one])
+
+
+def _read(stage: str, said: dict[str, Any], place: int) -> dict[str, Any]:
+    """An answer, of which all that will be read was read once.
+
+    Raises:
+        KeyError, ValueError, TypeError: it is none, or speaks for another client.
+    """
+    match stage:
+        case "advertise":
+            client = keeping.keys_from_dict(said).client
+            bytes.fromhex(said["identity"])
+        case "share":
+            client, _ = place, keeping.unhexed(said)
+        case "agree":
+            client, _ = place, bytes.fromhex(said["signature"])
+        case _:
+            client = keeping.unmasking_from_dict(said).client
+    if client != place:
+        raise ValueError(f"client {place} speaks for {client}")
+    return said
 
 
 def _quantiser(plan: Plan, facts: dict[str, Any]) -> Quantiser:

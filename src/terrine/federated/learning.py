@@ -206,7 +206,7 @@ class Federation:
         self._bound = plan.clip.initial if isinstance(plan.clip, Adaptive) else plan.clip
         self._turns: Turns = {}
         self._paid, self._known = _Paid(), False  # known: to be this account's, not another's before a restart
-        self.history = RoundHistory()
+        self.history, self._begun = RoundHistory(), 0  # what is told may be changed; what decides the noise may not
         size = sum(one.numel() for one in self._trained) + isinstance(plan.clip, Adaptive)
         if plan.dimension not in (None, size):
             raise InvalidArgument(f"plan.dimension={plan.dimension}: want the {size} entries of an update, or None")
@@ -228,9 +228,9 @@ class Federation:
 
     def fit(self, *, after: Callable[[int], Any] = lambda _: None) -> RoundHistory:
         """All rounds that are left; `after` is told the number of each."""
-        while self.history.rounds < self.plan.rounds:
+        while self._begun < self.plan.rounds:
             self.round()
-            after(self.history.rounds)
+            after(self._begun)
         return self.history
 
     def round(self) -> None:
@@ -240,16 +240,18 @@ class Federation:
             OutOfOrder: the plan's rounds are over.
             BudgetExceeded: the account has not enough left; no client was drawn.
         """
-        if self.history.rounds >= self.plan.rounds:
+        if self._begun >= self.plan.rounds:
             raise OutOfOrder(f"{self.plan.rounds} rounds are over: want a plan with more")
         self._pay()
-        number = self.history.rounds
-        self.history.rounds += 1
+        number = self._begun
+        self._begun = self.history.rounds = number + 1
         rng = KeyedSource(self._key.secret, f"round {number}", reproducible=self.plan.seed is not None)
         present = None if self._present is None else self._present(number)
         drawn = draw(self.plan, rng, key=self._key, round_=number, turns=self._turns, present=present)
         gone = self._gone(drawn, rng)
+        before = [one.detach().clone() for one in self.model.state_dict().values()]
         updates = self._updates([one for one in drawn.contributing if one not in gone])
+        self._demand_untouched(before)
         if self._kept is not None:
             noted = torch.from_numpy(exact_sum(self.plan, updates, self._dimension))
             self._kept.before_release(number, noted)
@@ -264,6 +266,19 @@ class Federation:
             self._step(opened.value / self.plan.per_round)
         self._save()
 
+    def _demand_untouched(self, before: Sequence[Tensor]) -> None:
+        """Refuse a round in which the clients' training reached the server's model: no noise is on that."""
+        now = list(self.model.state_dict().values())
+        with torch.no_grad():
+            moved = [one for one, old in zip(now, before, strict=True) if not torch.equal(one, old)]
+            for one, old in zip(now, before, strict=True):
+                one.copy_(old)
+        if moved:
+            raise InvalidArgument(
+                "local: its training changed the server's model itself, past clipping and noise; want it to change the "
+                "copy that it is given; the model is as it was before the round"
+            )
+
     def _sum(self, number: int, drawn: Drawn, updates: Mapping[int, Floats], gone: set[int], rng: Source) -> OpenedSum:
         if self._correlated is None:
             return add(self.plan, drawn, updates, self._dimension, gone=gone, full=self._full, rng=rng)
@@ -273,7 +288,7 @@ class Federation:
 
     def _pay(self) -> None:
         """Charge what is next, unless a run that goes on was charged for it before."""
-        number = self.history.rounds
+        number = self._begun
         event = self.plan.round_event if self._by_round else self.plan.event
         paid, known = self._paid, self._known
         self._known = True
@@ -306,7 +321,7 @@ class Federation:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"{kept.path}: a run of another model or server ({reason})") from None
         self.history, self._bound = RoundHistory(**record["history"]), record["bound"]
-        self._turns, self._paid = record["turns"], _Paid(**record["paid"])
+        self._turns, self._paid, self._begun = record["turns"], _Paid(**record["paid"]), record["rounds"]
         if found.key is not None:
             self._key = found.key
             kept.begin(anew=False)
@@ -315,11 +330,11 @@ class Federation:
         if self._kept is None:
             return
         record = {
-            "plan": repr(self.plan), "rounds": self.history.rounds, "model": self.model.state_dict(),
+            "plan": repr(self.plan), "rounds": self._begun, "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(), "history": dataclasses.asdict(self.history),
             "bound": self._bound, "turns": self._turns, "paid": dataclasses.asdict(self._paid),
         }  # fmt: skip
-        self._kept.save(record, self._key, over=self.history.rounds >= self.plan.rounds)
+        self._kept.save(record, self._key, over=self._begun >= self.plan.rounds)
 
     def _gone(self, drawn: Drawn, rng: Source) -> set[int]:
         """Dropouts, alike for clients that were drawn and for those that stand in."""
@@ -329,7 +344,7 @@ class Federation:
     def _updates(self, clients: Sequence[int]) -> dict[int, Floats]:
         """What these clients contribute; what they draw comes from the run's key, and is the same when repeated."""
         with generators.untouched():
-            generators.seed(self._key.draw(Purpose.TRAINING, self.history.rounds).seed(0))
+            generators.seed(self._key.draw(Purpose.TRAINING, self._begun).seed(0))
             return {one: self._update(one) for one in clients}
 
     def _update(self, client: int) -> Floats:
@@ -337,7 +352,7 @@ class Federation:
         if client in self._silent:
             return np.zeros(self._dimension)
         model = copy.deepcopy(self.model)
-        secret = self._key.draw(Purpose.TRAINING, self.history.rounds).seed(client + 1)
+        secret = self._key.draw(Purpose.TRAINING, self._begun).seed(client + 1)
         self._local.train(model, self._clients[client], secret=secret)
         with torch.no_grad():
             new = [one for one in model.parameters() if one.requires_grad]

@@ -230,7 +230,7 @@ class Plan:
 
     def _check_kinds(self) -> None:
         sums: Any = self.sums
-        if not isinstance(sums, Central | Skellam | DiscreteGaussian):
+        if type(sums) not in (Central, Skellam, DiscreteGaussian):  # a class of somebody's own may say what it likes
             raise check.refuse("sums", self.sums, "federated.Central(), Skellam(...) or DiscreteGaussian(...)")
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise check.refuse("budget", self.budget, "Budget(epsilon, delta)")
@@ -246,7 +246,7 @@ class Plan:
         if banded is not None:
             from terrine.sgd import Banded
 
-            if not isinstance(banded, Banded):
+            if type(banded) is not Banded:
                 raise check.refuse("correlated", banded, "sgd.Banded(bands=...)")
             if shares and banded.bands > 1:
                 raise InvalidArgument(

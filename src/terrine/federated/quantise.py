@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _TRIES = 50
+_RADIX = 32
 _SURE = 1 - 1e-9
 """Norms are computed in floats: they must keep the bound by more than what floats may be off."""
 
@@ -111,15 +113,25 @@ def with_bit(change: Floats, bound: float, weight: float) -> Floats:
 
 
 def hadamard(vector: Floats) -> Floats:
-    """The orthonormal Walsh-Hadamard transform, its own inverse; the length is a power of two."""
-    turned, half = vector.copy(), 1
-    while half < len(turned):
-        pairs = turned.reshape(-1, 2, half)
-        upper = pairs[:, 0, :] - pairs[:, 1, :]
-        pairs[:, 0, :] += pairs[:, 1, :]
-        pairs[:, 1, :] = upper
-        half *= 2
-    return turned / math.sqrt(len(turned))
+    """The orthonormal Walsh-Hadamard transform, its own inverse; the length is a power of two.
+
+    Five bits of the index at a time: the lowest are transformed, and then become the highest.
+    """
+    turned, rest = vector, len(vector)
+    while rest > 1:
+        size = min(rest, _RADIX)
+        turned = (turned.reshape(-1, size) @ _matrix(size)).T.reshape(-1)
+        rest //= size
+    return turned / math.sqrt(len(vector))
+
+
+@lru_cache(maxsize=8)
+def _matrix(size: int) -> Floats:
+    """Hadamard's matrix of +-1."""
+    found = np.ones((1, 1))
+    while len(found) < size:
+        found = np.block([[found, found], [found, -found]])
+    return found
 
 
 def checked(vector: object, dimension: int | None = None) -> Floats:

@@ -102,7 +102,7 @@ def settled(sampling: Any, bands: int, *, clients: int, per_round: int, shares: 
     Raises:
         InvalidArgument: it is no way of drawing clients, or cannot keep them so far apart.
     """
-    if not isinstance(sampling, Poisson | MinimumSeparation):
+    if type(sampling) not in (Poisson, MinimumSeparation):
         sampling = _of_lots(sampling, shares)
     if bands > 1 and isinstance(sampling, Poisson):
         from terrine.sgd import CyclicPoisson
