@@ -13,7 +13,7 @@ from terrine.rng import Seeded
 SHAPES = [(1, 1, 1.0), (2, 1, 0.3), (3, 2, 1.0), (4, 3, 2.5), (7, 1, 1.0)]
 
 
-def plan(features, targets, weight=1.0, units=100, noise=1.0, **more):
+def plan(features, targets, weight=1.0, units=1000, noise=1.0, **more):
     return StatisticsPlan(units=units, features=features, targets=targets, noise=noise, weight=weight, **more)
 
 

@@ -150,6 +150,7 @@ def test_a_real_ctrl_c_leaves_with_130_and_the_same_command_goes_on(tmp_path):
     begun = subprocess.Popen([*command, *words, "--out", "run"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "run" / "owner" / "checkpoint.pt").exists() and begun.poll() is None:
         time.sleep(0.05)
+    time.sleep(0.5)
     begun.send_signal(signal.SIGINT)
     _, said = begun.communicate(timeout=300)
     assert begun.returncode == 130, said

@@ -84,6 +84,8 @@ _ABOUT_EPSILON: dict[str, Command] = {
 for name, function in _ABOUT_EPSILON.items():
     app.command(name, rich_help_panel=_ACCOUNTING)(function)
 
+_INTERRUPTED = 130
+
 
 @app.command(rich_help_panel=_ACCOUNTING)
 def version() -> None:
@@ -118,13 +120,15 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt) as stop:
-        _leave(str(stop) or "interrupted", code=130)
+        _leave(str(stop) or "interrupted", code=_INTERRUPTED)
     except (TerrineError, OSError) as error:
         _leave(str(error), code=2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # a usage error, whichever click typer brings along
             raise
         _leave(error.format_message(), code=2)
+    if code == _INTERRUPTED:  # typer's answer to Ctrl-C where no command explains itself
+        _leave("interrupted", code=_INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

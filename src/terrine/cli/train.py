@@ -101,18 +101,16 @@ def train(
         weak_guarantee=weak_guarantee, seed=seed,
     )  # fmt: skip
     finished = pipeline.Folder(out).done
-    with (
-        explained(out, "terrine train"),
-        charging(ledger, account, by=by, purpose=purpose, usual="terrine train") as charged,
-    ):
-        folder = pipeline.train(
-            settings, out, **charged.told, head=charged.head(quiet=as_json),
-            progress=functools.partial(counted, quiet=as_json), quiet=as_json, sign=sign,
-            said=functools.partial(_forewarned, quiet=as_json),
-        )  # fmt: skip
-    if not finished or not folder.has("report.html"):
-        write_report(folder)
-    summarise(folder, finished, as_json)
+    with explained(out, "terrine train"):
+        with charging(ledger, account, by=by, purpose=purpose, usual="terrine train") as charged:
+            folder = pipeline.train(
+                settings, out, **charged.told, head=charged.head(quiet=as_json),
+                progress=functools.partial(counted, quiet=as_json), quiet=as_json, sign=sign,
+                said=functools.partial(_forewarned, quiet=as_json),
+            )  # fmt: skip
+        if not finished or not folder.has("report.html"):
+            write_report(folder)
+        summarise(folder, finished, as_json)
 
 
 def _forewarned(plan: RunPlan, quiet: bool) -> None:

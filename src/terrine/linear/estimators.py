@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from terrine import accounting, check
 from terrine.errors import InvalidArgument, MissingExtra
-from terrine.events import Budget, Event, Reproducible, Unit
+from terrine.events import Budget, Event, Gaussian, Neighbours, Reproducible, Unit
 from terrine.linear import models
 from terrine.linear.statistics import Floats, Statistics, StatisticsPlan
 from terrine.receipts import Charged, Payment
@@ -65,7 +65,7 @@ class _OneRelease(BaseEstimator):  # type: ignore[misc]
 
     def _event(self, noise: float, people: People | None) -> Event:
         unit = None if people is None else Unit.PERSON
-        event = StatisticsPlan(units=1, features=1, targets=1, noise=noise, unit=unit).event
+        event = Gaussian(noise=noise, neighbours=Neighbours.ADD_REMOVE, unit=unit)
         return event if self.seed is None else Reproducible(event)
 
     def _rows(self, X: NDArray[np.float64]) -> Floats:

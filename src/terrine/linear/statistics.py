@@ -86,6 +86,7 @@ class StatisticsPlan:
         if self.features > LARGEST_WIDTH:
             hint = "fewer features, or a model that is trained"
             raise check.refuse("features", self.features, f"at most {LARGEST_WIDTH} for one release", hint)
+        self._grid()  # refuses now what the release would refuse after the charge
 
     @property
     def size(self) -> int:
@@ -118,7 +119,7 @@ class StatisticsPlan:
             InvalidArgument: the shapes are not those of the plan.
         """
         vector = self.vector(rows, targets, shares)
-        chosen = grid.plan(Shape.GAUSSIAN, grid.Norm.L2, self.sensitivity, self.noise, None, vector.size, False)
+        chosen = self._grid()
         noisy = np.asarray(grid.release(chosen, vector, rng), dtype=np.float64)
         return Release(self._unpacked(noisy, chosen.scale), stamped(self.event, rng))
 
@@ -132,9 +133,14 @@ class StatisticsPlan:
             raise InvalidArgument(f"{len(rows)} rows: want at most {_MOST_ROWS} in one release")
         if counted.shape != (len(rows),) or (counted < 0).any():
             raise InvalidArgument("shares: want one whole number >= 0 for each row")
+        if (1 / counted[counted > 0]).sum() > self.units + 1e-6 * len(rows) + 1e-6:
+            raise InvalidArgument(f"rows count for more than the {self.units} units of the plan: want 1 for each unit")
         second, cross = self._sums(rows, targets, counted)
         upper, length = self._upper
         return np.concatenate([second[upper] * length, self.weight * cross.reshape(-1)])
+
+    def _grid(self) -> grid.GridPlan:
+        return grid.plan(Shape.GAUSSIAN, grid.Norm.L2, self.sensitivity, self.noise, None, self.size, False)
 
     @property
     def _upper(self) -> tuple[tuple[Integers, Integers], Floats]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terrine import accounting, linear
-from terrine.events import Budget, Composed, Event, Reproducible, Unit
+from terrine.events import Budget, Composed, Event, Gaussian, Neighbours, Reproducible, Unit
 from terrine.linear import models as linear_models
 from terrine.pipeline import by_sgd, coins, measuring, recipes
 from terrine.pipeline.folder import Folder
@@ -49,21 +49,19 @@ def planned(settings: Settings, opened: Opened, architecture: Architecture, befo
     after = () if measured is None else (measured.event,)
     unit, classes = opened.units.unit, opened.classes
 
-    def made(noise: float) -> linear.StatisticsPlan:
-        return linear.StatisticsPlan(
-            units=opened.units.count, features=architecture.width + 1,
-            targets=linear_models.outputs(classes) if classes else 1, noise=noise, unit=unit,
-        )  # fmt: skip
-
     def release(noise: float) -> Event:
-        event = made(noise).event
+        event = Gaussian(noise=noise, neighbours=Neighbours.ADD_REMOVE, unit=unit)
         return event if settings.seed is None else Reproducible(event)
 
     def whole(noise: float) -> Event:
         return Composed([*before, release(noise), *after])
 
     noise = accounting.calibrate(whole, Budget(settings.epsilon, recipes.delta(settings, opened.units.count)))
-    return Releasing(made(noise), release(noise), whole(noise), measured)
+    plan = linear.StatisticsPlan(
+        units=opened.units.count, features=architecture.width + 1,
+        targets=linear_models.outputs(classes) if classes else 1, noise=noise, unit=unit,
+    )  # fmt: skip
+    return Releasing(plan, release(noise), whole(noise), measured)
 
 
 def learn(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from terrine import __version__, accounting, files, verify
+from terrine import __version__, accounting, check, files, verify
 from terrine.audit import folder as audit_files
 from terrine.errors import InvalidArgument
 from terrine.events import is_reproducible, settled_neighbours, settled_unit
@@ -92,6 +92,10 @@ def train(
     opened = open_data(settings)
     plan = planning.plan(settings, opened)
     if not folder.has(RECEIPT):
+        if plan.epsilon <= 0:
+            raise check.refuse(
+                "epsilon", settings.epsilon, "one that is not certified as 0", "nothing can be learned at it"
+            )
         affording.check(plan, opened, account)
         said(plan)
     with files.unmade_if_refused(folder.owner):

@@ -148,7 +148,7 @@ def off_by(held: int, epsilon: float) -> float:
 def _held_for(within: float, epsilon: float) -> int:
     """The fewest units that keep a width: the root of off_by, which falls as they grow."""
     half, noise = 1 / (2 * within**2), math.log(20) / (epsilon * within)
-    return math.ceil(half + math.sqrt(half**2 + noise**2))
+    return math.ceil(min(half + math.hypot(half, noise), 2.0**60))
 
 
 def _most_held(settings: Settings, examples: int) -> int:

@@ -25,6 +25,9 @@ def model(folder: Path) -> str:
     numbers = sum(math.prod(shape) for name, shape in shapes.items() if not name.startswith("whitening."))
     if numbers != told["parameters"]:
         raise InvalidArgument(f"{WEIGHTS}: {numbers:,} trained numbers; {RESULTS} says {told['parameters']:,}")
+    privacy, outputs = read_json(folder / PRIVACY), len(record["classes"]) or 1
+    if privacy["method"] == "one release" and numbers != privacy["features"] * outputs:
+        raise InvalidArgument(f"{WEIGHTS}: {numbers:,} numbers are not a linear model of {PRIVACY}'s features")
     if len(record["classes"]) != told["classes"] or record["model"] != told["model"]:
         raise InvalidArgument(f"{MODEL}: another model than {RESULTS} says")
     if bool(record["whitened"]) != any(name.startswith("whitening.") for name in shapes):
