@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -43,7 +42,7 @@ _ORDER = (
 class InOrder(TyperGroup):
     """Commands in the order in which a newcomer meets them; any that is not in the list comes last."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         place = {name: number for number, name in enumerate(_ORDER)}
         return sorted(super().list_commands(ctx), key=lambda name: place.get(name, len(place)))
 
