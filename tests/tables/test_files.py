@@ -192,3 +192,39 @@ def test_a_stranger_changes_nobody_elses_features(kind, value, odd):
     alone, beside = (schema.encode(pa.table({"x": cells})) for cells in ([value] * 3, [value, odd, value, value]))
     assert np.array_equal(np.delete(beside, 1, axis=0), alone)
     assert np.isfinite(beside).all()
+
+
+def whose(ids):
+    """Which rows are of one person, as sets of rows."""
+    found = {}
+    for row, one in enumerate(ids):
+        found.setdefault(one, set()).add(row)
+    return sorted(map(sorted, found.values()))
+
+
+@pytest.mark.parametrize("form", ["csv", "utf-16", "texts", "numbers", "categories", "sqlite", "folder"])
+def test_people_are_the_same_in_every_format(tmp_path, form):
+    ids = ["3", "10", "3", "7", "10", "3"]
+    match form:
+        case "csv" | "utf-16":
+            text = "id,y\n" + "".join(f"{one},p\n" for one in ids)
+            (tmp_path / "t.csv").write_text(text, encoding="utf-16" if form == "utf-16" else "utf-8")
+            where = tmp_path / "t.csv"
+        case "sqlite":
+            where = f"{tmp_path / 't.db'}::t"
+            with sqlite3.connect(tmp_path / "t.db") as opened:
+                opened.execute("create table t (id integer, y)")
+                opened.executemany("insert into t values (?, 'p')", [(int(one),) for one in ids])
+            opened.close()
+        case "folder":
+            where = tmp_path / "set"
+            where.mkdir()
+            for place in range(3):
+                feather.write_feather(pa.table({"id": ids[2 * place : 2 * place + 2]}), where / f"{place}.arrow")
+        case _:
+            column = pa.array(ids)
+            column = {"numbers": column.cast("int64"), "categories": column.dictionary_encode()}.get(form, column)
+            parquet.write_table(pa.table({"id": column}), tmp_path / "t.parquet")
+            where = tmp_path / "t.parquet"
+    found = tables.ids_of(tables.open_table(where), "id")
+    assert whose(np.asarray(found).tolist()) == whose(ids)

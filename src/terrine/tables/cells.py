@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import math
 import re
 from typing import Any, NamedTuple
@@ -65,10 +66,17 @@ def numbers(cells: Any, decimal: str = ".") -> Doubles:
         return _doubles(known.cast(pyarrow.float64()))
     if pyarrow.types.is_string(kind) and decimal == ".":
         trimmed = compute.utf8_trim_whitespace(array)
-        gaps = compute.is_in(trimmed, value_set=pyarrow.array(sorted(GAPS)))
+        gaps = compute.is_in(trimmed, value_set=_gaps())
         with contextlib.suppress(pyarrow.ArrowInvalid):
             return _doubles(compute.if_else(gaps, pyarrow.scalar(None, pyarrow.string()), trimmed).cast("float64"))
     return np.array([as_number(one, decimal) for one in array.to_pylist()], dtype=np.float64)
+
+
+@functools.cache
+def _gaps() -> Any:
+    import pyarrow
+
+    return pyarrow.array(sorted(GAPS))
 
 
 def moments(cells: Any, form: str | None = None) -> Doubles:

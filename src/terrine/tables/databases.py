@@ -19,6 +19,8 @@ _ROWS = 2**16
 
 def kind_of(path: Path) -> str | None:
     """'sqlite' or 'duckdb' by the file's first bytes, otherwise nothing."""
+    if not path.is_file():  # a pipe would wait for ever
+        return None
     with contextlib.suppress(OSError), path.open("rb") as file:
         head = file.read(16)
         if head == b"SQLite format 3\0":
@@ -55,7 +57,7 @@ class Database:
             return {"declared"}
         with self._open() as opened:
             asked = f"select distinct typeof({_quoted(column)}) from {_quoted(self.table)}"
-            return {str(row[0]) for row in opened.execute(asked)} - {"null"}
+            return {_text(row[0]) or "" for row in opened.execute(asked)} - {"null"}
 
     def parts(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """The rows as record batches, only the columns asked for."""

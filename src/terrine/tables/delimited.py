@@ -49,7 +49,8 @@ def read_parts(path: Path, form: FileFormat, wanted: Sequence[str] | None = None
     from pyarrow import csv
 
     top = header_of(path, form)
-    places = [top.names.index(name) for name in (top.names if wanted is None else wanted)]
+    known = {name: place for place, name in enumerate(top.names)}
+    places = [known[name] for name in (top.names if wanted is None else wanted)]
     keys = [str(place) for place in range(len(top.names))]
     with readable(path), contextlib.closing(opened(path, form)) as stream:
         try:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
+from terrine.check import shown
 from terrine.errors import InvalidArgument
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "\\t": "\t"}
@@ -152,10 +153,12 @@ def _check_names(names: list[str], encoding: str, where: Any) -> None:
         raise InvalidArgument(f"{where}: the file is empty; want a line of column names and some rows")
     if odd := next((name for name in names if "\ufffd" in name), None):
         raise InvalidArgument(
-            f"{where}: the column name {odd!r} is not {encoding}; want --encoding, such as cp1252 or utf-16"
+            f"{where}: the column name {shown(odd)} is not {encoding}; want --encoding, such as cp1252 or utf-16"
         )
     if odd := next((name for name in names if not name.isprintable()), None):
-        raise InvalidArgument(f"{where}: the column name {odd!r} holds a line break or a control character; rename it")
+        raise InvalidArgument(
+            f"{where}: the column name {shown(odd)} holds a line break or control character; rename it"
+        )
 
 
 def _told_by(line: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,7 +249,7 @@ def _fitting(path: Path, form: FileFormat) -> FileFormat:
 def _source(name: str, where: str, readers: Sequence[_Reader], form: FileFormat | None, kinds: Any = None) -> Source:
     first = readers[0].column_names
     names = [one.strip() for one in first]
-    if twice := sorted({one for one in names if names.count(one) > 1}):
+    if twice := sorted(one for one, count in Counter(names).items() if count > 1):
         raise InvalidArgument(f"{where}: two columns are named {twice[0]!r}; want each name once")
     for reader in readers:
         if sorted(reader.column_names) != sorted(first):
@@ -342,6 +343,8 @@ class _Arrow:
     def parts(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
         with delimited.readable(self.path):
             for batch in self._batches():
+                for column in batch.columns:
+                    _check_places(column)  # a damaged one would read memory that is not its own
                 yield batch if columns is None else batch.select(list(columns))
 
     def _names(self) -> list[str]:
@@ -366,6 +369,26 @@ class _Arrow:
                     yield opened.get_batch(place)
             else:
                 yield from pyarrow.ipc.open_stream(file)
+
+
+def _check_places(column: Any) -> None:
+    """Refuse an array whose parts lie outside of its bytes; whether texts are UTF-8 is looked at later, cell by cell.
+
+    Raises:
+        ArrowInvalid: they do.
+    """
+    import pyarrow
+
+    kind = column.type
+    if pyarrow.types.is_dictionary(kind):
+        _check_places(column.dictionary)
+        places = column.indices
+        places.validate(full=True)
+        known = pyarrow.array(range(len(column.dictionary)), pyarrow.int64())
+        pyarrow.DictionaryArray.from_arrays(places, known, safe=True).validate(full=True)
+        return
+    bare = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}.get(kind)
+    (column if bare is None else column.view(bare)).validate(full=True)
 
 
 def of_arrow(table: Any) -> Iterator[Any]:
