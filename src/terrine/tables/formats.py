@@ -156,9 +156,7 @@ def _check_names(names: list[str], encoding: str, where: Any) -> None:
             f"{where}: the column name {shown(odd)} is not {encoding}; want --encoding, such as cp1252 or utf-16"
         )
     if odd := next((name for name in names if not name.isprintable()), None):
-        raise InvalidArgument(
-            f"{where}: the column name {shown(odd)} holds a line break or control character; rename it"
-        )
+        raise InvalidArgument(f"{where}: the column name {shown(odd)} holds a control character; rename it")
 
 
 def _told_by(line: str) -> str:
