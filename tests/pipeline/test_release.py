@@ -7,8 +7,7 @@ import pytest
 
 from terrine import accounting, pipeline
 from terrine.events import from_json
-from terrine.pipeline import by_release, coins, planning, recipes
-from terrine.pipeline.material import open_data
+from terrine.pipeline import by_release, coins, recipes
 from terrine.verify import verify
 from tests.pipeline.conftest import write_table
 
@@ -137,14 +136,20 @@ def test_rows_left_out_by_their_coin_do_not_move_the_release(tmp_path):
     assert first.tolist() == second.tolist()
 
 
-def test_the_default_follows_from_public_numbers_alone(table):
-    few = pipeline.Settings(epsilon=1.0, table=str(table), label="ill")
-    opened = open_data(few)
-    assert planning.plan(few, opened).name == "one release"  # 400 rows
-    assert recipes.model(few, (10,), 2, 32_561) == "linear"
-    assert recipes.model(pipeline.Settings(epsilon=0.1, table="t.csv", label="a"), (10,), 2, 32_561) == "least-squares"
-    trained = pipeline.Settings(epsilon=1.0, table=str(table), label="ill", epochs=4)
-    assert planning.plan(trained, opened).name == "DP-SGD"
+@pytest.mark.parametrize(
+    ("rows", "epsilon", "classes", "more", "wanted"),
+    [
+        (32_561, 0.1, 2, {}, "least-squares"),
+        (32_561, 1.0, 2, {}, "linear"),
+        (400, 1.0, 2, {}, "linear"),
+        (400, 1.0, 0, {}, "least-squares"),
+        (400, 1.0, 0, {"loss": "absolute"}, "linear"),
+        (32_561, 0.1, 2, {"epochs": 4}, "linear"),
+    ],
+)
+def test_the_default_follows_from_public_numbers_alone(rows, epsilon, classes, more, wanted):
+    settings = pipeline.Settings(epsilon=epsilon, table="t.csv", label="a", **more)
+    assert recipes.model(settings, (10,), classes, rows) == wanted
 
 
 @pytest.mark.parametrize(
