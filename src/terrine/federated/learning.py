@@ -249,7 +249,7 @@ class Federation:
         present = None if self._present is None else self._present(number)
         drawn = draw(self.plan, rng, key=self._key, round_=number, turns=self._turns, present=present)
         gone = self._gone(drawn, rng)
-        before = [one.detach().clone() for one in self.model.state_dict().values()]
+        before = [one.detach().clone() for one in self._of_model()]
         updates = self._updates([one for one in drawn.contributing if one not in gone])
         self._demand_untouched(before)
         if self._kept is not None:
@@ -266,9 +266,12 @@ class Federation:
             self._step(opened.value / self.plan.per_round)
         self._save()
 
+    def _of_model(self) -> list[Tensor]:
+        return [*self.model.parameters(), *self.model.buffers()]
+
     def _demand_untouched(self, before: Sequence[Tensor]) -> None:
         """Refuse a round in which the clients' training reached the server's model: no noise is on that."""
-        now = list(self.model.state_dict().values())
+        now = self._of_model()
         with torch.no_grad():
             moved = [one for one, old in zip(now, before, strict=True) if not torch.equal(one, old)]
             for one, old in zip(now, before, strict=True):
