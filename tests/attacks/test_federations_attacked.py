@@ -183,7 +183,7 @@ def test_federations_of_other_kinds_are_refused_in_one_line(name, value):
     "make",
     [
         lambda: federated.Local(epochs=0), lambda: federated.Local(batch=2.5), lambda: federated.Local(loss=3),
-        lambda: federated.FedAvg(rate=float("nan")), lambda: federated.FedAvg(momentum=1.0),
+        lambda: federated.FedAvg(learning_rate=float("nan")), lambda: federated.FedAvg(momentum=1.0),
         lambda: federated.FedAdam(betas=3), lambda: federated.FedAdam(eps=0), lambda: plan(dimension=10**400),
         lambda: federated.MinimumSeparation(0), lambda: federated.MinimumSeparation(2, turns=0),
     ],
