@@ -2,7 +2,7 @@
 
 How large the ridge is, is found without another look at the rows. Fresh noise G of the same size splits a release in
 two that are independent of each other: A + G and A - G (data thinning of a Gaussian). A model of one half is measured
-by the loss w^T A w - 2 w^T B of the other, which is right on average, and the ridge that is best there is taken. It
+by the loss w^T A w - 2 w^T B of the other, without A's negative part, and the ridge that is best there is taken. It
 is a share of what the eigenvalues of the noise in A reach, sqrt(2 d) times its deviation (Wigner's semicircle).
 
 All of this is a post-processing of the release.
@@ -17,7 +17,7 @@ import numpy as np
 
 from terrine.linear.statistics import Floats, Statistics
 
-SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
+SHARES = (0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
 """Of the reach of the noise's eigenvalues, what ridges are tried."""
 _SPLITS, _SPLITS_OF_LARGE, _LARGE = 4, 1, 500
 
@@ -39,7 +39,7 @@ def strength(statistics: Statistics) -> float:
         first, second = _split(statistics, fresh)
         for fit, test in ((first, second), (second, first)):
             models = _solved(fit, [math.sqrt(2) * one for one in ridges])
-            losses += [_loss(test, weights) for weights in models]
+            losses += _losses(test, models)
     return max(ridges[int(losses.argmin())], least)
 
 
@@ -64,6 +64,12 @@ def _split(statistics: Statistics, fresh: np.random.Generator) -> tuple[Statisti
     return first, second
 
 
-def _loss(statistics: Statistics, weights: Floats) -> float:
-    """The squared loss of a model, but for what no model changes."""
-    return float(np.sum(weights * (statistics.second @ weights)) - 2 * np.sum(weights * statistics.cross))
+def _losses(statistics: Statistics, models: Sequence[Floats]) -> Floats:
+    """The squared loss of models, but for what no model changes; negative squares can only be noise and count as 0."""
+    values, vectors = np.linalg.eigh(statistics.second)
+    kept, turned = np.maximum(values, 0.0), vectors.T @ statistics.cross
+    found = []
+    for weights in models:
+        along = vectors.T @ weights
+        found.append(float((kept @ along**2).sum() - 2 * np.sum(along * turned)))
+    return np.array(found)
