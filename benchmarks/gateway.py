@@ -62,7 +62,7 @@ class Server:
     def start(self) -> Server:
         self.process = _CONTEXT.Process(target=_serve, args=(self.told, self.port), daemon=True)
         self.process.start()
-        ends = time.monotonic() + 120
+        ends = time.monotonic() + 600
         while time.monotonic() < ends:
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
@@ -262,7 +262,7 @@ def kills(folder: Path, ledger: str, *, kills: int, analysts: int = 4, training:
     chance = random.Random(1)
     workers = 0
     for _ in range(kills):
-        time.sleep(chance.uniform(0.02, 1.0))
+        time.sleep(chance.uniform(0.02, 3.0))
         server.kill()
         if training and chance.random() < 0.2:
             workers += _kill_worker(folder / "jobs" / f"{job}.lock")

@@ -215,10 +215,11 @@ def settle_abandoned(database: Database, presence: Presence, active: set[str]) -
         REQUESTS.c.kind == QUERY, REQUESTS.c.state == "reserved"
     )
     with database.read() as session:
-        at_work = set(active)
+        begun = session.execute(wanted).all()
+        at_work = set(active)  # after the rows were read: whoever is among them and still at work is in it
         left = [
             row.request
-            for row in session.execute(wanted).all()
+            for row in begun
             if row.request not in at_work and (row.server == presence.server or not presence.alive(session, row.server))
         ]
     for request in left:
