@@ -203,7 +203,10 @@ async def _bounded(request: Request, depth: int) -> None:
     if request.method in _SAFE or request.headers.get("content-type", "").startswith(_FORM):
         return
     level, quoted, escaped = 0, False, False
-    for character in await request.body():
+    body = await request.body()
+    if b"\0" in body:
+        raise Refused(422, "the body is not JSON in UTF-8")
+    for character in body:
         if quoted:
             quoted, escaped = escaped or character != 0x22, character == 0x5C and not escaped
         elif character == 0x22:
