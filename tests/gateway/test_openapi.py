@@ -1,15 +1,18 @@
 """The OpenAPI document is complete: what is not in it does not happen, whatever is sent. Fuzzed in process, bounded."""
 
+import datetime
+import json
+
+import httpx
 import pytest
 
 schemathesis = pytest.importorskip("schemathesis")
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 from hypothesis.errors import Unsatisfiable  # noqa: E402
 from schemathesis import GenerationMode  # noqa: E402
 from schemathesis.checks import not_a_server_error  # noqa: E402
 from schemathesis.specs.openapi import checks  # noqa: E402
-from starlette.testclient import TestClient  # noqa: E402
 
 from tests.gateway import clinic as made  # noqa: E402
 from tests.gateway.clinic import COUNT, VISITS, done, write_visits  # noqa: E402
@@ -37,7 +40,11 @@ def api(tmp_path_factory):
     _STATE["requests"] = [ann.post("/datasets/visits/ask", json=COUNT | {"reason": "x", "epsilon": 0.9}).json()]
     found.lend("eve", role="officer")
     _STATE["clinic"] = found
-    yield schemathesis.openapi.from_dict(found.app.openapi())
+    document = json.loads(json.dumps(found.app.openapi()))
+    for operations in document["paths"].values():
+        for told in operations.values():
+            told.pop("security", None)  # every call below has a token: the matrix of test_policy tries all others
+    yield schemathesis.openapi.from_dict(document)
     found.close()
 
 
@@ -58,12 +65,17 @@ def test_the_document_is_there_and_says_who_may_do_what(api):
                 assert "401" in told["responses"], (method, path)
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [2, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"])
 def test_what_is_answered_is_what_is_declared(api, mode, examples):
     found = []
     bounded = settings(
-        max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True
+        phases=[Phase.generate],
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        derandomize=True,
     )
     for one in api.get_all_operations():
         operation = one.ok()
@@ -84,7 +96,11 @@ def _try(case):
     if "{name}/" in case.path:
         given_path["name"] = "visits"
     for name in ("owner", "ann", "eve"):
-        headers = {"authorization": f"Bearer {clinic.tokens[name]}"}
-        client = TestClient(clinic.app, raise_server_exceptions=False, follow_redirects=False)
-        response = case.call(session=client, base_url="http://testserver", headers=headers)
-        case.validate_response(response, checks=CHECKS)
+        told = case.as_transport_kwargs(base_url="http://testserver")
+        told["headers"] = dict(told.get("headers") or {}) | {"authorization": f"Bearer {clinic.tokens[name]}"}
+        told = {key: value for key, value in told.items() if value is not None and key != "cookies"}
+        got = clinic.plain.request(**told)
+        request = httpx.Request(told["method"], str(got.url), headers=told["headers"])
+        answer = httpx.Response(got.status_code, headers=dict(got.headers), content=got.content, request=request)
+        answer.elapsed = datetime.timedelta(0)
+        case.validate_response(answer, checks=CHECKS)

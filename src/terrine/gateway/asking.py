@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,7 @@ class Asking:
     def __init__(self, database: Database, datasets: Datasets, presence: Presence, limits: Any, key: Any) -> None:
         self._database, self._datasets, self._presence = database, datasets, presence
         self._limits, self._key = limits, key
+        self._turn = threading.Lock()
         self.active: set[str] = set()
         """Requests that this server is answering now."""
 
@@ -129,7 +131,10 @@ class Asking:
     def _answer(self, opened: OpenDataset, priced: Priced, row: dict[str, Any]) -> dict[str, Any]:
         """Charge and answer; whatever fails on the way, the request is brought to an end by what the ledger says."""
         till = _Till(self._database, self._presence, opened, row)
-        self.active.add(row["request"])
+        with self._turn:
+            if row["request"] in self.active:  # approved twice: the first one is at it
+                raise Refused(409, "the request is being answered already")
+            self.active.add(row["request"])
         try:
             answer = opened.asked(till, priced.question, priced.options)
             return self._kept(till, row, answer, opened)

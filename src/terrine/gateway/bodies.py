@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, field_validator
 
 from terrine import check
 from terrine.check import LARGEST_EPSILON
@@ -93,6 +93,17 @@ class QuestionBody(Body):
     ) = None
     bins: Annotated[dict[ColumnName, list[float]], Field(max_length=20)] | None = None
     min_group: Contribution | None = None
+
+    @field_validator("keys", mode="after")
+    @classmethod
+    def _whole_characters(cls, keys: Any) -> Any:
+        """Half of a character would pass every check of values and fail in the engine, after the charge."""
+        values = [one for some in keys.values() for one in some] if isinstance(keys, dict) else []
+        if any(
+            isinstance(one, str) and not one.isascii() and any("\ud800" <= c <= "\udfff" for c in one) for one in values
+        ):
+            raise ValueError("want text of whole characters")
+        return keys
 
 
 class AskBody(QuestionBody):

@@ -27,6 +27,7 @@ from terrine.gateway.refusals import Refused, log, missing
 from terrine.gateway.schema import DATASETS, META
 from terrine.ledger import Account, Charge
 
+_ONE_TABLE = (".csv", ".parquet", ".pq")
 Till = Callable[[Event], Any]
 _TILL: contextvars.ContextVar[Till] = contextvars.ContextVar("till")
 
@@ -134,10 +135,11 @@ class Datasets:
             if row.closed:
                 continue
             if shared := mine & self._tables(DatasetBody.model_validate_json(row.declaration)):
+                table = sorted(shared)[0][1] or body.source
                 raise Refused(
                     409,
-                    f"{sorted(shared)[0][1]}: is lent already, in data set {row.dataset}; a table's people have one "
-                    "budget: want it in one data set",
+                    f"{table}: is lent already, in data set {row.dataset}; a table's people have one budget: want it "
+                    "in one data set",
                 )
         return None
 
@@ -221,10 +223,11 @@ class Datasets:
 
     def _tables(self, body: DatasetBody) -> set[tuple[str, str]]:
         """The private tables of a data set, each by what it is, so that two names of one are found."""
-        found = {(self._identity(body.source), name.casefold()) for name, one in body.tables.items() if not one.public}
+        where = self._identity(body.source)
+        one_table = Path(self._configuration.sources.get(body.source, body.source)).suffix.lower() in _ONE_TABLE
+        found = {(where, "" if one_table else name.casefold()) for name, one in body.tables.items() if not one.public}
         if body.training is not None:
-            stem = Path(body.training.table).stem.casefold()
-            found.add((self._identity(body.training.table), stem))
+            found.add((self._identity(body.training.table), ""))
         return found
 
     def _identity(self, source: str) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy import insert, select, update
 
 from terrine.gateway.database import Database, Session, changed
 from terrine.gateway.refusals import Refused, missing
-from terrine.gateway.schema import BILLION, MEMBERS
+from terrine.gateway.schema import BILLION, MEMBERS, META
 
 ALL = "*"
 
@@ -43,6 +43,7 @@ def lend(
     Raises:
         Refused: they have another role already, there or everywhere.
     """
+    session.execute(select(META).with_for_update())  # one loan at a time, so that no name gets two roles at once
     row = find(session, dataset, member, lock=True)
     everywhere = session.execute(select(MEMBERS).where(MEMBERS.c.member == member, MEMBERS.c.revoked == 0))
     for other in everywhere:

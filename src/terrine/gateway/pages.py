@@ -76,7 +76,6 @@ async def login(request: Request) -> Response:
     gateway = request.app.state.gateway
     _from_here(request)
     address = f"failures {request.client.host if request.client else ''}"
-    gateway.rates.peek(address, gateway.limits.failures_per_minute)
     form = await form_of(request)
     hours = gateway.limits.session_hours
     try:
@@ -84,7 +83,7 @@ async def login(request: Request) -> Response:
             tokens.log_in, gateway.database, form.get("token", "").strip()[:200], hours=hours
         )
     except Refused:
-        gateway.rates.add(address)
+        gateway.rates.count(address, gateway.limits.failures_per_minute)
         return render(request, "login.html", status=401, said="That token is not known, or it is expired or revoked.")
     response = RedirectResponse("/", status_code=303)
     response.set_cookie(
@@ -121,8 +120,7 @@ def home(request: Request, caller: Asker) -> Response:
 
 def _from_here(request: Request) -> None:
     """Refuse a login form that another site sent: it would log people in as somebody else."""
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise Refused(403, "the form was sent by another site")
-    origin = request.headers.get("origin")
-    if origin is not None and origin.split("://")[-1] != request.headers.get("host"):
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    here = origin is None or origin.split("://")[-1] == request.headers.get("host")
+    if not (here if site is None else site in ("same-origin", "none")):
         raise Refused(403, "the form was sent by another site")

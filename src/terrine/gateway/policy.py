@@ -140,12 +140,11 @@ async def _let_in(request: Request, policy: Policy) -> None:
     if policy.where is Where.OPEN:
         gateway.rates.count(f"address {address}", gateway.limits.per_minute)
         return await _bounded(request, gateway.limits.depth)
-    gateway.rates.peek(f"failures {address}", gateway.limits.failures_per_minute)
     try:
         caller = await run_in_threadpool(_authenticated, gateway, request)
     except Refused as error:
-        if error.status == 401 and (COOKIE in request.cookies or "authorization" in request.headers):
-            gateway.rates.add(f"failures {address}")
+        if error.status == 401:  # a token that counts is let in whatever others do from its address
+            gateway.rates.count(f"failures {address}", gateway.limits.failures_per_minute)
         raise
     request.state.caller = caller
     gateway.rates.count(f"token {caller.token}", gateway.limits.per_minute)
@@ -204,7 +203,10 @@ async def _bounded(request: Request, depth: int) -> None:
     if request.method in _SAFE or request.headers.get("content-type", "").startswith(_FORM):
         return
     level, quoted, escaped = 0, False, False
-    for character in await request.body():
+    body = await request.body()
+    if b"\0" in body:
+        raise Refused(422, "the body is not JSON in UTF-8")
+    for character in body:
         if quoted:
             quoted, escaped = escaped or character != 0x22, character == 0x5C and not escaped
         elif character == 0x22:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
 from terrine.errors import (
     BudgetExceeded,
     EngineFailed,
@@ -55,6 +57,8 @@ def answer_to(error: Exception) -> tuple[int, dict[str, Any]]:
     match error:
         case Refused():
             return error.status, {"error": str(error), **error.told}
+        case HTTPException():
+            return error.status_code, {"error": "not as it should be"}
         case BudgetExceeded():
             return 409, {"error": f"the data set's budget has not enough left: {error}", "charged": False}
         case LedgerUnavailable() if "clock" in str(error):

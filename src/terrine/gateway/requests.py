@@ -215,12 +215,15 @@ def settle_abandoned(database: Database, presence: Presence, active: set[str]) -
         REQUESTS.c.kind == QUERY, REQUESTS.c.state == "reserved"
     )
     with database.read() as session:
-        at_work = set(active)
+        begun = session.execute(wanted).all()
+        at_work = set(active)  # after the rows were read: whoever is among them and still at work is in it
         left = [
             row.request
-            for row in session.execute(wanted).all()
+            for row in begun
             if row.request not in at_work and (row.server == presence.server or not presence.alive(session, row.server))
         ]
-    for request in left:
-        log.warning("request %s was left unfinished: now %s", request, settle(database, request))
-    return len(left)
+    ended = {request: settle(database, request) for request in left}
+    found = {request: state for request, state in ended.items() if state != "answered"}  # answered in between
+    for request, state in found.items():
+        log.warning("request %s was left unfinished: now %s", request, state)
+    return len(found)

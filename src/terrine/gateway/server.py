@@ -93,6 +93,7 @@ def serve(configuration: Configuration, *, app: FastAPI | None = None, port: int
         forwarded_allow_ips="127.0.0.1" if configuration.behind_proxy else "",
         server_header=False,
         access_log=False,  # the gateway keeps its own
+        ws="none",
         log_level="warning",
         timeout_keep_alive=30,
         **told,

@@ -261,13 +261,16 @@ def end(session: Session, database: Database, row: dict[str, Any], state: str, s
 
 @contextlib.contextmanager
 def holding(path: Path) -> Iterator[bool]:
-    """Hold a training's lock, if nobody else does; the kernel lets go of it with the process."""
+    """Hold a training's lock, if nobody else does; the kernel lets go of it with the process. The file names it."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             yield False
             return
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
         yield True
 
 

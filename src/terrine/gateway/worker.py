@@ -138,6 +138,7 @@ class _Paying:
             made = requests.charge_of(session, row)
             if now["state"] not in requests.OPEN:
                 raise OutOfOrder("the training was ended")
+            _still_lent(session, row)
             if made is not None:
                 if (self._folder / RECEIPT).exists() or from_json(made["event"]) != event:
                     raise OutOfOrder("the training was charged before, and not for this: its data have changed")
@@ -161,6 +162,14 @@ class _Paying:
         if cancelled:
             raise OutOfOrder("the training was cancelled")
         return charge
+
+
+def _still_lent(session: Any, row: dict[str, Any]) -> None:
+    """Charge nobody who has lost the data set since, and no data set that was closed."""
+    member = members.find(session, row["dataset"], row["member"])
+    lent = session.execute(schema.DATASETS.select().where(schema.DATASETS.c.dataset == row["dataset"])).first()
+    if member is None or member["revoked"] or member["role"] != "analyst" or lent is None or lent.closed:
+        raise OutOfOrder("the data set is not lent any more")
 
 
 def _count_again(session: Any, row: dict[str, Any]) -> None:

@@ -16,7 +16,10 @@ router = APIRouter(route_class=GuardedRoute)
 _REFUSED: dict[int | str, dict[str, Any]] = {
     409: {"model": answers.Problem, "description": "the budget does not hold it, or it is in another state"}
 }
-_ZIP: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": {}}}, **_REFUSED}
+_ZIP: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}, "description": "ZIP"},
+    **_REFUSED,
+}
 
 
 @router.post("/datasets/{name}/trainings/price", response_model=answers.TrainingQuote, responses=_REFUSED)
@@ -46,7 +49,7 @@ def resume(http: Request, caller: Asker, request: Identifier) -> dict[str, Any]:
     return gateway.request(caller, request)  # type: ignore[no-any-return]
 
 
-@router.get("/requests/{request}/result", response_class=FileResponse, responses=_ZIP)
+@router.get("/requests/{request}/result", response_model=None, responses=_ZIP)
 @allow("analyst", where=Where.REQUEST, logged=True)
 def result(http: Request, caller: Asker, request: Identifier) -> FileResponse:
     """A ZIP archive of what may be handed on of a finished training, for `terrine verify`."""

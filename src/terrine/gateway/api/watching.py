@@ -21,6 +21,11 @@ _DECIDED: dict[int | str, dict[str, Any]] = {
 }
 
 
+_LINES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}, "description": "JSON Lines"}
+}
+
+
 @router.get("/requests", response_model=list[answers.RequestShown])
 @allow()
 def requests(
@@ -73,7 +78,7 @@ def spending(http: Request, caller: Asker, name: DatasetName) -> dict[str, Any]:
     return http.app.state.gateway.spending(caller, name)  # type: ignore[no-any-return]
 
 
-@router.get("/datasets/{name}/export", response_class=PlainTextResponse)
+@router.get("/datasets/{name}/export", response_model=None, responses=_LINES)
 @allow("owner", "officer", where=Where.DATASET, logged=True)
 def export(http: Request, caller: Asker, name: DatasetName) -> PlainTextResponse:
     """The data set's account as JSON Lines, for `terrine ledger verify`."""
