@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: install demo test test-all test-lowest test-highest coverage lint docs bench release clean
+.PHONY: install demo test test-all test-lowest test-highest lint docs bench release clean
 
 install: $(READY)
 
@@ -37,11 +37,8 @@ demo: $(DEMO)
 test: $(READY)  # everything but the slow tests: under 8 minutes on two cores
 	$(PYTEST) -m "not slow"
 
-test-all: $(READY)
-	$(PYTEST)
-
-coverage: $(READY)  # which lines the fast tests run; twice as slow as `make test`
-	$(PYTEST) -m "not slow" --cov=terrine --cov-report=term:skip-covered --cov-report=html:build/coverage
+test-all: $(READY)  # everything, and which lines it ran
+	$(PYTEST) --cov=terrine --cov-report=term:skip-covered
 
 test-lowest: $(DEMO)  # the oldest versions that pyproject.toml allows
 	$(BIN)/python tests/other_versions.py lowest
