@@ -1,0 +1,93 @@
+"""Numbers in plain words, for people who decide about them. What is a bound stays one when it is rounded."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from typing import Any
+
+from terrine.rounding import down, up
+
+STATES = {
+    "waiting": "waits for a decision",
+    "denied": "denied",
+    "cancelled": "taken back",
+    "reserved": "being worked on",
+    "charged": "charged, running",
+    "answered": "answered",
+    "failed": "failed after the charge",
+    "refused": "refused, nothing charged",
+}
+
+
+def epsilon(value: float) -> str:
+    """What is or would be spent: rounded up."""
+    return up(value, 4)
+
+
+def left(value: float) -> str:
+    """What is left: rounded down."""
+    return down(value, 4)
+
+
+def percent(share: float) -> str:
+    """A share, rounded up."""
+    return f"{min(100, math.ceil(100 * max(0.0, share)))}%"
+
+
+def surest(epsilon: float) -> str:
+    """How sure of a person's presence anyone can become, who thought it a coin flip:  e^epsilon / (1 + e^epsilon)."""
+    return f"{up(100 / (1 + math.exp(-min(epsilon, 700.0))), 3)}%"
+
+
+def strength(epsilon: float) -> str:
+    """Epsilon in one word or two."""
+    if epsilon <= 1:
+        return "strong protection"
+    return "moderate protection" if epsilon <= 4 else "weak protection"
+
+
+def moment(seconds: float) -> str:
+    """A time, for people."""
+    return _utc(seconds).strftime("%-d %b %Y, %H:%M UTC")
+
+
+def machine_moment(seconds: float) -> str:
+    """A time, for `<time datetime>`."""
+    return _utc(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def cell(value: Any) -> str:
+    """A cell of a table."""
+    if value is None:
+        return "hidden"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def table(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer with every half-width beside its number, as one cell."""
+    names = answer["columns"]
+    noisy = [name for name in names if f"{name}_half_width" in names]
+    shown = [name for name in names if name.removesuffix("_half_width") not in noisy or name in noisy]
+    rows = []
+    for row in answer["rows"]:
+        known = dict(zip(names, row, strict=True))
+        rows.append(
+            [
+                {"value": cell(known[name]), "width": _width(known.get(f"{name}_half_width")), "noisy": name in noisy}
+                for name in shown
+            ]
+        )
+    return {"columns": [{"name": name, "noisy": name in noisy} for name in shown], "rows": rows}
+
+
+def _width(value: float | None) -> str:
+    return "" if value is None else up(value, 3)
+
+
+def _utc(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)
