@@ -9,8 +9,9 @@ elsewhere. Without scripts every page works; with them the price appears as one 
 |---|---|
 | `logins` | login, logout, styles and the script |
 | `reading` | data sets, requests, spending, the access log |
-| `playground` | a question: price, made-up rows, ask; trainings |
-| `deciding` | approve, deny, take back; a run's report |
+| `playground` | a question: price, made-up rows, ask |
+| `trainings` | a training: price, submit; a run's report |
+| `deciding` | approve, deny, take back, go on |
 | `lending` | register, lend, revoke, tokens |
 | `forms` | what forms send, as the API's bodies |
 | `rendering`, `wording` | templates and their filters; numbers in plain words |
@@ -18,12 +19,12 @@ elsewhere. Without scripts every page works; with them the price appears as one 
 
 from fastapi import APIRouter
 
-from terrine.gateway.pages import deciding, lending, logins, playground, reading
+from terrine.gateway.pages import deciding, lending, logins, playground, reading, trainings
 from terrine.gateway.pages.rendering import problem, unknown_address
 from terrine.gateway.policy import GuardedRoute
 
 router = APIRouter(route_class=GuardedRoute)
-for _part in (logins, reading, playground, deciding, lending):
+for _part in (logins, reading, playground, trainings, deciding, lending):
     router.routes.extend(_part.router.routes)
 
 __all__ = ["problem", "router", "unknown_address"]

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from terrine.gateway.api import jobs
 from terrine.gateway.api.door import Asker
 from terrine.gateway.bodies import DecisionBody, Identifier
 from terrine.gateway.pages import forms
@@ -41,10 +42,17 @@ def deny(http: Request, caller: Asker, request: Identifier, form: Form) -> Respo
 
 @router.post("/pages/requests/{request}/cancel", include_in_schema=False)
 @allow("analyst", "owner", where=Where.REQUEST, page=True)
-def cancel(http: Request, caller: Asker, request: Identifier, form: Form) -> Response:  # noqa: ARG001  read, so checked
+def cancel(http: Request, caller: Asker, request: Identifier, form: Form) -> Response:
     """Take back what waits, or end a training."""
     gateway = http.app.state.gateway
     return _done(http, caller, request, "cancelled", lambda: gateway.cancel(caller, request))
+
+
+@router.post("/pages/requests/{request}/resume", include_in_schema=False)
+@allow("analyst", "owner", where=Where.REQUEST, page=True)
+def resume(http: Request, caller: Asker, request: Identifier, form: Form) -> Response:
+    """Go on with a training that was charged and then ended."""
+    return _done(http, caller, request, "resumed", lambda: jobs.resume(http, caller, request))
 
 
 def _reason(form: dict[str, str]) -> str:

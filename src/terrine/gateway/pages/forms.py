@@ -38,7 +38,7 @@ class Tried:
 
 
 def tried(act: Callable[[], Any]) -> Tried:
-    """Do what a form asks for; a refusal goes back to its page. Who may not see the page at all is answered elsewhere."""
+    """Do what a form asks for; a refusal goes back to its page, but one that says the page is not the caller's."""
     try:
         return Tried(act())
     except ValidationError as error:
@@ -80,7 +80,7 @@ def training(form: dict[str, str]) -> TrainBody:
 
 def dataset(form: dict[str, str]) -> DatasetBody:
     """A data set to be registered."""
-    tables = {}
+    tables: dict[str, dict[str, Any]] = {}
     for place in range(1, TABLES + 1):
         if not (name := form.get(f"table{place}", "").strip()):
             continue

@@ -76,7 +76,15 @@ def _shown(
         found = render(request, f"parts/{part}.html", name=name, **{part: tried.value, "problem": tried.said})
         found.headers["x-part"] = part
         return found
-    return _page(request, caller, name, form, status=tried.status, **{part: tried})
+    return _page(
+        request,
+        caller,
+        name,
+        form,
+        status=tried.status,
+        quote=tried if part == "quote" else None,
+        mock=tried if part == "mock" else None,
+    )
 
 
 def _page(

@@ -43,7 +43,7 @@ _TEMPLATES.filters.update(
     left=wording.left,
     percent=wording.percent,
     surest=wording.surest,
-    strength=wording.strength,
+    signs=wording.signs,
     moment=wording.moment,
     machine=wording.machine_moment,
     cell=wording.cell,
@@ -65,7 +65,8 @@ def render(request: Request, template: str, *, status: int = 200, **told: Any) -
 
 def see(path: str, done: str = "") -> RedirectResponse:
     """Go to a page of ours after a form, so that to load it again does not do it again."""
-    assert path.startswith("/") and not path.startswith("//")
+    assert path.startswith("/")
+    assert not path.startswith("//")
     return RedirectResponse(f"{path}?done={done}" if done else path, status_code=303)
 
 

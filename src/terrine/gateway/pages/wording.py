@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import datetime
 import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
-
-from terrine.rounding import down, up
 
 STATES = {
     "waiting": "waits for a decision",
@@ -22,12 +21,12 @@ STATES = {
 
 def epsilon(value: float) -> str:
     """What is or would be spent: rounded up."""
-    return up(value, 4)
+    return _rounded(value, 4, ROUND_CEILING)
 
 
 def left(value: float) -> str:
     """What is left: rounded down."""
-    return down(value, 4)
+    return _rounded(value, 4, ROUND_FLOOR)
 
 
 def percent(share: float) -> str:
@@ -37,19 +36,18 @@ def percent(share: float) -> str:
 
 def surest(epsilon: float) -> str:
     """How sure of a person's presence anyone can become, who thought it a coin flip:  e^epsilon / (1 + e^epsilon)."""
-    return f"{up(100 / (1 + math.exp(-min(epsilon, 700.0))), 3)}%"
-
-
-def strength(epsilon: float) -> str:
-    """Epsilon in one word or two."""
-    if epsilon <= 1:
-        return "strong protection"
-    return "moderate protection" if epsilon <= 4 else "weak protection"
+    sure = 100 / (1 + math.exp(-min(epsilon, 700.0)))
+    return f"{_rounded(sure, 3 if sure <= 99 else 5, ROUND_CEILING)}%"
 
 
 def moment(seconds: float) -> str:
     """A time, for people."""
     return _utc(seconds).strftime("%-d %b %Y, %H:%M UTC")
+
+
+def signs(text: str) -> str:
+    """Plus and minus as one sign."""
+    return text.replace("+-", "\u00b1 ")
 
 
 def machine_moment(seconds: float) -> str:
@@ -86,8 +84,16 @@ def table(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _width(value: float | None) -> str:
-    return "" if value is None else up(value, 3)
+    return "" if value is None else _rounded(value, 3, ROUND_CEILING)
 
 
 def _utc(seconds: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    """To so many digits, from the number as it is written: 0.1 is 0.1, though no binary fraction is."""
+    if not math.isfinite(value):
+        return "unlimited" if value > 0 else "none"
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(Decimal(repr(float(value)))).normalize()
+    return f"{rounded:f}" if value == 0 or 1e-4 <= abs(value) < 1e9 else f"{rounded:e}"

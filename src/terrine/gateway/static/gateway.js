@@ -24,7 +24,7 @@ if (question) {
   const priced = async () => {
     if (running) running.abort();
     running = new AbortController();
-    if (!question.elements.sql.value.trim() || !question.elements.epsilon.value.trim()) return;
+    if (!question.checkValidity()) return;
     price.setAttribute("aria-busy", "true");
     try {
       await fetched(question.dataset.price, "quote", price, running.signal);
@@ -44,7 +44,7 @@ if (question) {
   question.addEventListener("submit", (event) => {
     const button = event.submitter;
     const action = button && button.getAttribute("formaction");
-    if (action === question.dataset.mock) {
+    if (mock && action === question.dataset.mock) {
       event.preventDefault();
       fetched(action, "mock", mock).catch(() => (mock.textContent = "The server cannot be reached now."));
     } else if (action === question.dataset.price) {
@@ -52,7 +52,7 @@ if (question) {
       priced();
     }
   });
-  if (!price.querySelector(".big, .problem")) priced();
+  if (!price.querySelector(".big, .problem") && question.checkValidity()) priced();
 }
 
 // A form is sent once, however often its button is pressed.

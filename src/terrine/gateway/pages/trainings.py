@@ -1,0 +1,87 @@
+"""Trainings: their price as one types, submitting them, and the report of a run for the owner and the officer."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, Response
+
+from terrine.gateway.api import jobs
+from terrine.gateway.api.door import Asker
+from terrine.gateway.bodies import DatasetName, Identifier
+from terrine.gateway.pages import forms
+from terrine.gateway.pages.forms import Form, Tried
+from terrine.gateway.pages.rendering import render, see
+from terrine.gateway.policy import GuardedRoute, Where, allow
+from terrine.gateway.refusals import missing
+
+router = APIRouter(route_class=GuardedRoute)
+_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+
+
+@router.get("/pages/datasets/{name}/train", include_in_schema=False)
+@allow("analyst", where=Where.DATASET, page=True)
+def empty(request: Request, caller: Asker, name: DatasetName) -> Response:
+    """The form for a training."""
+    return _page(request, caller, name, {"epsilon": "1"})
+
+
+@router.post("/pages/datasets/{name}/train/price", include_in_schema=False)
+@allow("analyst", where=Where.DATASET, page=True)
+def price(request: Request, caller: Asker, name: DatasetName, form: Form) -> Response:
+    """What a training would cost: free."""
+    tried = forms.tried(lambda: jobs.price(request, caller, name, forms.training(form)))
+    if request.headers.get("x-fragment") == "quote":
+        found = render(request, "parts/quote.html", name=name, quote=tried.value, problem=tried.said)
+        found.headers["x-part"] = "quote"
+        return found
+    return _page(request, caller, name, form, status=tried.status, quote=tried)
+
+
+@router.post("/pages/datasets/{name}/train", include_in_schema=False)
+@allow("analyst", where=Where.DATASET, page=True)
+def submit(request: Request, caller: Asker, name: DatasetName, form: Form) -> Response:
+    """Take a training in: it is charged when it starts, or waits for approval."""
+    tried = forms.tried(lambda: jobs.submit(request, caller, name, forms.training(form)))
+    if tried.failed:
+        return _page(request, caller, name, form, status=tried.status, asked=tried)
+    done = "waiting" if tried.value["state"] == "waiting" else "queued"
+    return see(f"/pages/requests/{tried.value['request']}", done)
+
+
+@router.get("/pages/requests/{request}/report", include_in_schema=False)
+@allow("owner", "officer", where=Where.REQUEST, page=True, logged=True)
+def report(http: Request, caller: Asker, request: Identifier) -> Response:
+    """A run's report, which also says what an audit found: for the owner and the officer."""
+    from terrine.pipeline.folder import REPORT
+
+    path = http.app.state.gateway.trainings.folder / request / REPORT
+    if not path.is_file():
+        raise missing("report")
+    text = path.read_text(encoding="utf-8")
+    hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in _STYLE.findall(text)]
+    styles = " ".join(f"'sha256-{one}'" for one in hashes) or "'none'"
+    rule = f"default-src 'none'; style-src {styles}; img-src data:; base-uri 'none'; frame-ancestors 'none'; sandbox"
+    return HTMLResponse(text, headers={"content-security-policy": rule})
+
+
+def _page(
+    request: Request,
+    caller: Any,
+    name: str,
+    form: dict[str, str],
+    *,
+    status: int = 200,
+    quote: Tried | None = None,
+    asked: Tried | None = None,
+) -> Response:
+    gateway = request.app.state.gateway
+    one, balance = gateway.described(name), gateway.balance(caller, name)
+    if one["training"] is None:
+        raise missing("training")
+    told = {"name": name, "form": form, "one": one, "balance": balance, "quote": quote, "asked": asked}
+    return render(request, "train.html", status=status, **told)
