@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import threading
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -20,6 +22,7 @@ from terrine.gateway.policy import GuardedRoute, Where, allow
 from terrine.gateway.refusals import missing
 
 router = APIRouter(route_class=GuardedRoute)
+_WRITING = threading.Lock()
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
 
@@ -57,16 +60,30 @@ def submit(request: Request, caller: Asker, name: DatasetName, form: Form) -> Re
 @allow("owner", "officer", where=Where.REQUEST, page=True, logged=True)
 def report(http: Request, caller: Asker, request: Identifier) -> Response:
     """A run's report, which also says what an audit found: for the owner and the officer."""
-    from terrine.pipeline.folder import REPORT
-
-    path = http.app.state.gateway.trainings.folder / request / REPORT
-    if not path.is_file():
+    gateway = http.app.state.gateway
+    one = gateway.request(caller, request)
+    folder = gateway.trainings.folder / request
+    if one["kind"] != "training" or one["state"] != "answered" or not folder.is_dir():
         raise missing("report")
-    text = path.read_text(encoding="utf-8")
+    text = _written(folder)
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in _STYLE.findall(text)]
     styles = " ".join(f"'sha256-{one}'" for one in hashes) or "'none'"
     rule = f"default-src 'none'; style-src {styles}; img-src data:; base-uri 'none'; frame-ancestors 'none'; sandbox"
     return HTMLResponse(text, headers={"content-security-policy": rule})
+
+
+def _written(path: Path) -> str:
+    """The report, written on first reading, as `terrine report` does."""
+    from terrine import verify
+    from terrine.pipeline import pages
+    from terrine.pipeline.folder import REPORT, Folder
+
+    folder = Folder(path)
+    verify.refuse_lies(path)
+    with _WRITING:
+        if not folder.has(REPORT):
+            pages.write(folder)
+    return (path / REPORT).read_text(encoding="utf-8")
 
 
 def _page(
