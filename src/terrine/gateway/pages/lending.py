@@ -126,7 +126,7 @@ def _members(
     gateway = request.app.state.gateway
     with gateway.database.read() as session:
         found = members.listed(session, name)
-        everywhere = members.listed(session, ALL)
+        everywhere = members.listed(session, ALL) if caller.dataset == ALL else []
         mine = [one for one in tokens.listed(session, caller) if one["dataset"] == name]
     told: dict[str, Any] = {} if tried is None else {"said": tried.said, "status": tried.status}
     return render(

@@ -46,6 +46,7 @@ _TEMPLATES.filters.update(
     signs=wording.signs,
     moment=wording.moment,
     machine=wording.machine_moment,
+    visible=wording.visible,
     cell=wording.cell,
     answer_table=wording.table,
     pretty=lambda value: json.dumps(value, indent=1, ensure_ascii=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import unicodedata
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
@@ -50,6 +51,14 @@ def signs(text: str) -> str:
     return text.replace("+-", "\u00b1 ")
 
 
+def visible(text: Any) -> str:
+    """Text in which no character is unseen or turns the line round: whoever decides must see what will be done."""
+    return "".join(
+        one if one in "\n\t " or unicodedata.category(one)[0] not in "CZ" else f"[U+{ord(one):04X}]"
+        for one in str(text)
+    )
+
+
 def machine_moment(seconds: float) -> str:
     """A time, for `<time datetime>`."""
     return _utc(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -63,7 +72,7 @@ def cell(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:,.6g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else visible(value)
 
 
 def table(answer: dict[str, Any]) -> dict[str, Any]:
