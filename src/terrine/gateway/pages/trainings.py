@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import re
 import threading
 from pathlib import Path
@@ -23,7 +24,8 @@ from terrine.gateway.refusals import missing
 
 router = APIRouter(route_class=GuardedRoute)
 _WRITING = threading.Lock()
-_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+_STYLE = re.compile(r"<style[^>]*>(.*?)</style>", re.DOTALL)
+_STYLE_ATTRIBUTE = re.compile(r'\sstyle="([^"]*)"')
 
 
 @router.get("/pages/datasets/{name}/train", include_in_schema=False)
@@ -66,9 +68,8 @@ def report(http: Request, caller: Asker, request: Identifier) -> Response:
     if one["kind"] != "training" or one["state"] != "answered" or not folder.is_dir():
         raise missing("report")
     text = _written(folder)
-    hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in _STYLE.findall(text)]
-    styles = " ".join(f"'sha256-{one}'" for one in hashes) or "'none'"
-    rule = f"default-src 'none'; style-src {styles}; img-src data:; base-uri 'none'; frame-ancestors 'none'; sandbox"
+    rule = f"default-src 'none'; style-src {_styles(text)}; img-src data:; base-uri 'none'; frame-ancestors 'none'"
+    rule = f"{rule}; form-action 'none'; sandbox"
     return HTMLResponse(text, headers={"content-security-policy": rule})
 
 
@@ -84,6 +85,13 @@ def _written(path: Path) -> str:
         if not folder.has(REPORT):
             pages.write(folder)
     return (path / REPORT).read_text(encoding="utf-8")
+
+
+def _styles(text: str) -> str:
+    """Just the styles that stand in the report, by their hashes: whatever else gets into it is not applied."""
+    found = [*_STYLE.findall(text), *(html.unescape(one) for one in _STYLE_ATTRIBUTE.findall(text))]
+    hashes = {base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in found}
+    return " ".join(["'unsafe-hashes'", *(f"'sha256-{one}'" for one in sorted(hashes))])
 
 
 def _page(
