@@ -168,6 +168,8 @@ def test_the_keyboard_reaches_every_control_and_one_sees_where_it_is(world, as_)
     page = as_("ann")
     for path in ("/pages/datasets/visits/ask", "/pages/requests"):
         page.goto(path)
+        if path.endswith("/ask"):
+            page.wait_for_selector("#price .big")  # the price of the question that stands there at first
         wanted = page.evaluate(CONTROLS)
         page.evaluate("document.activeElement.blur()")
         reached = []

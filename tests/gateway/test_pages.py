@@ -146,13 +146,13 @@ def test_the_playground_prices_tries_and_asks(clinic):
     clinic.lend("ann")
     ann = browser(clinic, "ann")
     priced = send(ann, "/pages/datasets/visits/price", **QUESTION)
-    assert "± 150.4" in priced.text
+    assert "±&nbsp;150.4" in priced.text
     assert "52.5%" in priced.text  # how sure anyone can become, at epsilon 0.1
     part = ann.post(
         "/pages/datasets/visits/price", data=QUESTION | {"csrf": csrf(ann)}, headers={"x-fragment": "quote"}
     )
     assert "<html" not in part.text
-    assert "± 150.4" in part.text
+    assert "±&nbsp;150.4" in part.text
     assert "Made-up rows" in send(ann, "/pages/datasets/visits/mock", **QUESTION).text
     assert clinic.spent() == 0
     asked = send(ann, "/pages/datasets/visits/ask", **QUESTION, purpose="weekly")

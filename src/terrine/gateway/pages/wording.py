@@ -48,7 +48,7 @@ def moment(seconds: float) -> str:
 
 def signs(text: str) -> str:
     """Plus and minus as one sign."""
-    return text.replace("+-", "\u00b1 ")
+    return text.replace("+-", "\u00b1\u00a0")
 
 
 def visible(text: Any) -> str:
