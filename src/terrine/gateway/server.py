@@ -121,7 +121,9 @@ def _invalid(request: Request, error: Exception) -> Response:
     return pages.problem(request, 422, said) or JSONResponse({"error": said}, status_code=422)
 
 
-def _http(_request: Request, error: Exception) -> Response:
+def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     said = {404: "no such address", 405: "not by this method"}.get(error.status_code, "not as it should be")
+    if (page := pages.unknown_address(request, error.status_code, said)) is not None:
+        return page
     return JSONResponse({"error": said}, status_code=error.status_code, headers=error.headers)
