@@ -59,6 +59,7 @@ def test_a_file_with_a_wart_is_one_line_without_its_rows(tmp_path, name):
         (gzip.compress(b"a,b\n" + b"1" * 60_000_000), "a row is longer than"),  # a bomb of 60 kB
         (gzip.compress(b"0" * 60_000_000), "first line is longer"),
     ],
+    ids=["not gzip", "cut", "empty", "long row", "long header"],  # packed bytes hold the time: no id for two processes
 )
 def test_packed_files_that_are_damaged_or_bombs(tmp_path, data, said):
     (tmp_path / "t.csv.gz").write_bytes(data)
