@@ -97,10 +97,10 @@ def train(
                 "epsilon", settings.epsilon, "one that is not certified as 0", "nothing can be learned at it"
             )
         affording.check(plan, opened, account)
-        said(plan)
     with files.unmade_if_refused(folder.owner):
         if not folder.has(RECEIPT):
             folder.make()
+            said(plan)
         payment = Payment(account, purpose, by, head)
         receipt = paid(folder.path / RECEIPT, plan.event, payment, settings=settings.as_dict())
     folder.begin(settings)
