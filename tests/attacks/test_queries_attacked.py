@@ -73,3 +73,11 @@ def test_declarations_that_contradict_each_other_are_refused():
         )
     with pytest.raises(InvalidArgument, match="no such file"):
         queries.Session("missing.parquet", None, tables={"missing": queries.Private(person="p", rows=1)})
+
+
+def test_half_a_character_as_a_key_is_refused_before_the_charge():
+    """A lone surrogate cannot be sent to an engine: the question failed after it was paid."""
+    connection = duckdb.connect()
+    connection.execute("CREATE TABLE t (p BIGINT, v VARCHAR)")
+    with pytest.raises(InvalidArgument):
+        session(connection).sql("SELECT v, COUNT(*) AS n FROM t GROUP BY v", epsilon=1.0, keys={"v": ["a", "\ud800"]})

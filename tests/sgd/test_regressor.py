@@ -8,7 +8,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from terrine.errors import InvalidArgument
 from terrine.sgd import PrivateClassifier, PrivateRegressor
-from terrine.sgd.targets import Bounds, NumberLoss
+from terrine.sgd.targets import NumberLoss, TargetBounds
 
 
 @parametrize_with_checks([PrivateRegressor(bounds=(-100, 100), epsilon=8.0, epochs=1, seed=0)])
@@ -52,13 +52,13 @@ def test_nobody_guesses_bounds_or_classes():
 
 
 def test_bounds_there_and_back():
-    bounds = Bounds(-5, 15)
+    bounds = TargetBounds(-5, 15)
     assert np.allclose(bounds.scaled([-5, 5, 15, 99, -np.inf]), [-1, 0, 1, 1, -1])
     assert np.allclose(bounds.unscaled([-1, 0, 1, 7]), [-5, 5, 15, 15])
     assert np.isnan(bounds.scaled([np.nan]))
     for wrong in ((1, 1), (2, 1), (0, np.inf), (-1e308, 1e308), (np.nan, 1)):
         with pytest.raises(InvalidArgument):
-            Bounds(*wrong)
+            TargetBounds(*wrong)
 
 
 def test_a_target_of_nan_adds_no_gradient():

@@ -15,7 +15,9 @@ def trained(tmp_path_factory):
     (place / "people.schema.toml").write_text(SCHEMA)
     table = write_table(place / "people.csv")
     for name, epsilon in (("one", 2.0), ("two", 2.0), ("dear", 8.0)):
-        settings = pipeline.Settings(epsilon=epsilon, table=str(table), label="ill", epochs=3, lot=100, accuracy_within=25)
+        settings = pipeline.Settings(
+            epsilon=epsilon, table=str(table), label="ill", epochs=3, lot=100, accuracy_within=25
+        )
         pipeline.train(settings, place / name)
     return place
 

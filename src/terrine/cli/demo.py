@@ -13,7 +13,7 @@ import typer
 from terrine.cli.progress import counted
 
 if TYPE_CHECKING:
-    from terrine.pipeline.demo import Demonstration
+    from terrine.pipeline.demo import DemoResult
 
 
 def demo(
@@ -31,13 +31,13 @@ def demo(
     typer.echo(f"report: {out / 'report.html'}")
 
 
-def _record(shown: Demonstration) -> dict[str, Any]:
+def _record(shown: DemoResult) -> dict[str, Any]:
     curves = [dataclasses.replace(row, curve=tuple(one.tolist() for one in row.curve)) for row in shown.rows]
     found = dataclasses.asdict(dataclasses.replace(shown.clinic, folder=None))  # type: ignore[arg-type]
     return {"rows": [vars(row) for row in curves], "clinic": found, "forgery": vars(shown.forgery)}
 
 
-def _print(shown: Demonstration) -> None:
+def _print(shown: DemoResult) -> None:
     from rich.console import Console
     from rich.table import Table
 

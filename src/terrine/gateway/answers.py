@@ -27,7 +27,7 @@ class Health(BaseModel):
     version: str
 
 
-class Price(BaseModel):
+class PriceShown(BaseModel):
     """Epsilon and delta."""
 
     epsilon: float
@@ -40,12 +40,12 @@ class Dataset(BaseModel):
     dataset: str
     about: str
     tables: list[str]
-    budget: Price
+    budget: PriceShown
     training: Json | None
     registered: float
 
 
-class Column(BaseModel):
+class ColumnShown(BaseModel):
     """A column's name and type."""
 
     name: str
@@ -60,7 +60,7 @@ class TableShown(BaseModel):
     person: str | None
     rows: int | None
     groups: int | None
-    columns: list[Column]
+    columns: list[ColumnShown]
     example: list[list[Any]]
 
 
@@ -70,7 +70,7 @@ class DatasetShown(Dataset):
     schemas: list[TableShown]
 
 
-class Quote(BaseModel):
+class QuoteShown(BaseModel):
     """What a question would cost, and how good its answer would be."""
 
     dataset: str
@@ -100,7 +100,7 @@ class TrainingQuote(BaseModel):
     allowance_left: float
 
 
-class Table(BaseModel):
+class TableAnswer(BaseModel):
     """A noisy table: beside each noisy column stands its half-width."""
 
     columns: list[str]
@@ -114,13 +114,13 @@ class Mock(BaseModel):
 
     dataset: str
     mock: Literal[True]
-    answer: Table
+    answer: TableAnswer
 
 
 class Proof(BaseModel):
     """What an answer cost, and the ledger's row that says so."""
 
-    price: Price
+    price: PriceShown
     event: Json
     charge: Json
     head: str
@@ -135,11 +135,11 @@ class Answered(BaseModel):
     member: str
     state: Literal["answered"]
     asked: Json
-    answer: Table
+    answer: TableAnswer
     proof: Proof
     signature: Json | None
     from_archive: bool
-    cost: Price
+    cost: PriceShown
 
 
 class Waiting(BaseModel):
@@ -149,7 +149,7 @@ class Waiting(BaseModel):
     dataset: str
     state: State
     charged: bool
-    price: Price
+    price: PriceShown
     said: str
 
 
@@ -164,7 +164,7 @@ class RequestShown(BaseModel):
     asked: Json
     purpose: str
     reason: str
-    price: Price
+    price: PriceShown
     charge: str | None
     charged: bool
     made: float
@@ -176,11 +176,11 @@ class RequestShown(BaseModel):
     answer: Json | None
 
 
-class Balance(BaseModel):
+class BalanceShown(BaseModel):
     """A data set's budget: what was spent by everyone together, what is left, and the caller's own part."""
 
     dataset: str
-    budget: Price
+    budget: PriceShown
     spent: float
     """Epsilon that holds for everything together at the budget's delta."""
     largest: float
@@ -236,7 +236,7 @@ class Spending(BaseModel):
     """Who spent how much of a data set: members' sums, and every charge of the ledger."""
 
     dataset: str
-    balance: Balance
+    balance: BalanceShown
     members: list[Json]
     charges: list[Json]
 

@@ -1,6 +1,6 @@
 """Bounds on what arrives, and the headers of what leaves: before any handler, for every route.
 
-Rates are kept in this process: a second server counts for itself. Nothing but politeness rests on them.
+RateLimits are kept in this process: a second server counts for itself. Nothing but politeness rests on them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADERS = {
 _MOST_NAMES = 10_000
 
 
-class Rates:
+class RateLimits:
     """How often something happened within the last minute, by name."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,7 +59,7 @@ class Rates:
             self._seen[name] = (now, times + 1 if minute == now else 1)
 
 
-class Bounds:
+class RequestBounds:
     """ASGI: refuses bodies that are too large, and sets every answer's headers."""
 
     def __init__(self, app: Any, *, body: int, encrypted: bool) -> None:

@@ -20,7 +20,7 @@ from terrine.errors import TerrineError
 from terrine.gateway import pages
 from terrine.gateway.api import door, jobs, lending, questions, watching
 from terrine.gateway.configuration import Configuration, problems
-from terrine.gateway.limits import Bounds
+from terrine.gateway.limits import RequestBounds
 from terrine.gateway.policy import GuardedRoute
 from terrine.gateway.refusals import answer_to
 from terrine.gateway.services import Services
@@ -73,7 +73,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(configuration.hosts))
-    app.add_middleware(Bounds, body=configuration.limits.body, encrypted=configuration.encrypted)
+    app.add_middleware(RequestBounds, body=configuration.limits.body, encrypted=configuration.encrypted)
     return app
 
 

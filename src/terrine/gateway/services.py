@@ -16,7 +16,7 @@ from terrine.gateway.configuration import Configuration
 from terrine.gateway.database import Database, Presence
 from terrine.gateway.datasets import Datasets, described
 from terrine.gateway.examples import example_rows
-from terrine.gateway.limits import Rates
+from terrine.gateway.limits import RateLimits
 from terrine.gateway.refusals import Refused, log, missing
 from terrine.gateway.tokens import ALL, Caller
 from terrine.gateway.trainings import Trainings
@@ -40,7 +40,7 @@ class Services:
             self.key = signing.load_private(configuration.path(configuration.key))
         self.database = Database(configuration.database, create=create, clock=clock)
         self.presence = Presence(self.database)
-        self.rates, self.log = Rates(), AccessLog(self.database)
+        self.rates, self.log = RateLimits(), AccessLog(self.database)
         self.datasets = Datasets(configuration, self.database)
         self.asking = Asking(self.database, self.datasets, self.presence, self.limits, self.key)
         self.trainings = Trainings(configuration, self.database, self.datasets)

@@ -24,7 +24,7 @@ from terrine.rng import SYSTEM, Seeded
 from terrine.sgd.classes import placed, told
 from terrine.sgd.noise import Key
 from terrine.sgd.people import People
-from terrine.sgd.targets import Bounds
+from terrine.sgd.targets import TargetBounds
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -123,7 +123,7 @@ class PrivateRidge(RegressorMixin, _OneRelease):  # type: ignore[misc]
         """
         self.__dict__.pop("model_", None)
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        scale, ridge = Bounds.given(self.bounds), self._ridge()
+        scale, ridge = TargetBounds.given(self.bounds), self._ridge()
         self.model_ = models.model(self._released(self._rows(X), scale.scaled(y)[:, None], groups), ridge)
         return self
 
@@ -131,7 +131,7 @@ class PrivateRidge(RegressorMixin, _OneRelease):  # type: ignore[misc]
         """A number within the bounds for each row."""
         check_is_fitted(self)
         rows = validate_data(self, X, dtype=np.float64, reset=False)
-        return Bounds.given(self.bounds).unscaled(self.model_(self._rows(rows))[:, 0])
+        return TargetBounds.given(self.bounds).unscaled(self.model_(self._rows(rows))[:, 0])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

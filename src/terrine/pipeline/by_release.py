@@ -40,7 +40,7 @@ class Releasing:
     """What the release alone costs."""
     event: Event
     """What the whole run costs."""
-    measured: measuring.Measurement | None
+    measured: measuring.AccuracyMeasurement | None
 
 
 def planned(settings: Settings, opened: Opened, architecture: Architecture, before: tuple[Event, ...]) -> Releasing:

@@ -42,7 +42,7 @@ class Training:
     plan: sgd.Plan
     usual: recipes.Defaults
     learning_rate: float
-    measured: measuring.Measurement | None
+    measured: measuring.AccuracyMeasurement | None
     """What measures accuracy on rows that were left out, where nothing public does."""
     loss: nn.Module
 

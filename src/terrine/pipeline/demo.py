@@ -61,7 +61,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Demonstration:
+class DemoResult:
     """What is shown."""
 
     rows: list[Row]
@@ -69,7 +69,7 @@ class Demonstration:
     forgery: Forgery
 
 
-def demonstrate(out: Path, *, progress: Callable[[str], Any], quiet: bool = False) -> Demonstration:
+def demonstrate(out: Path, *, progress: Callable[[str], Any], quiet: bool = False) -> DemoResult:
     """Make every run anew in `out`, and the page `out/report.html`."""
     out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(out / "runs", ignore_errors=True)
@@ -78,7 +78,7 @@ def demonstrate(out: Path, *, progress: Callable[[str], Any], quiet: bool = Fals
     rows = [_by_sgd(out, epsilon, material, progress, quiet) for epsilon in EPSILONS]
     rows.insert(0, _baseline(out, material))
     found = clinic(out, progress=progress, quiet=quiet)
-    shown = Demonstration(rows, found, forgery(found.folder, out / "forged"))
+    shown = DemoResult(rows, found, forgery(found.folder, out / "forged"))
     _write(out, shown, material)
     return shown
 
@@ -163,7 +163,7 @@ def _twin(folder: Folder, material: Material) -> one_run.OneRun:
     return planted.evidence()
 
 
-def _write(out: Path, shown: Demonstration, material: Material) -> None:
+def _write(out: Path, shown: DemoResult, material: Material) -> None:
     from markupsafe import Markup
 
     assert material.test is not None

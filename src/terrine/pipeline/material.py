@@ -28,7 +28,7 @@ from terrine.pipeline.memory import room
 from terrine.pipeline.settings import Settings
 from terrine.pipeline.units import Units
 from terrine.sgd.people import People
-from terrine.sgd.targets import Bounds
+from terrine.sgd.targets import TargetBounds
 
 Integers = NDArray[np.int64]
 _DIGITS_FOR_TESTING = 597
@@ -49,7 +49,7 @@ class Material:
     test: tuple[NDArray[Any], NDArray[Any]] | None = None
     public: NDArray[Any] | None = None
     schema: tables.Schema | None = None
-    target: Bounds | None = None
+    target: TargetBounds | None = None
     """The bounds of a label that is a number."""
     published: bool = False
     """Whether the private rows are in truth a published data set, so that a baseline may be shown."""
@@ -72,7 +72,7 @@ class Opened:
     public: int = 0
     """How many public inputs there are for a student."""
     schema: tables.Schema | None = None
-    target: Bounds | None = None
+    target: TargetBounds | None = None
     """The bounds of a label that is a number; there are no classes then."""
     unbounded: int = 0
     """How many columns are to be bounded privately."""
@@ -158,7 +158,7 @@ def _of_table(settings: Settings) -> Opened:
     for one in (table, test, public):
         if one is not None:
             schema.check_columns(one)
-    target = None if schema.target is None else Bounds(schema.target.low, schema.target.high)
+    target = None if schema.target is None else TargetBounds(schema.target.low, schema.target.high)
     if target is not None and (settings.method == "pate" or settings.tune is not None):
         raise InvalidArgument(f"label {schema.label!r} is a number: want --method sgd, without --tune")
     if target is None and settings.loss is not None:

@@ -35,7 +35,7 @@ SUMS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Measurement:
+class AccuracyMeasurement:
     """What is released about rows that were left out."""
 
     held: int
@@ -53,7 +53,7 @@ class Measurement:
         return Composed([one.event for one in self.sums]) if self.count is None else self.count.event
 
 
-def planned(settings: Settings, opened: Opened) -> Measurement | None:
+def planned(settings: Settings, opened: Opened) -> AccuracyMeasurement | None:
     """The measurement that this run pays for; None where public rows measure, or there are too few rows.
 
     Raises:
@@ -72,14 +72,14 @@ def planned(settings: Settings, opened: Opened) -> Measurement | None:
         return None
     unit = opened.units.unit
     if opened.target is None:
-        return Measurement(found.held, found.within, mechanisms.Counts(epsilon=found.epsilon, unit=unit))
+        return AccuracyMeasurement(found.held, found.within, mechanisms.Counts(epsilon=found.epsilon, unit=unit))
     each = found.epsilon / SUMS
     bounds = ((0.0, 2.0), (0.0, 4.0), (-1.0, 1.0), (0.0, 1.0))
     made = tuple(mechanisms.BoundedSum(lower=low, upper=high, epsilon=each, unit=unit) for low, high in bounds)
-    return Measurement(found.held, found.within, None, made)
+    return AccuracyMeasurement(found.held, found.within, None, made)
 
 
-def held(measurement: Measurement | None) -> int:
+def held(measurement: AccuracyMeasurement | None) -> int:
     """About how many units it leaves out."""
     return 0 if measurement is None else measurement.held
 
@@ -94,7 +94,7 @@ def too_few(settings: Settings, opened: Opened) -> str:
 
 
 def released(
-    measurement: Measurement,
+    measurement: AccuracyMeasurement,
     folder: Folder,
     settings: Settings,
     module: nn.Module,

@@ -16,7 +16,9 @@ from terrine.tables import cells
 _AT_ONCE = 4096
 
 
-def opened(model: Trained, where: str, *, encoding: str | None = None, separator: str | None = None) -> tables.Source:
+def opened(
+    model: Trained, where: str, *, encoding: str | None = None, separator: str | None = None
+) -> tables.TableSource:
     """The new rows: written as told, or as the training table was, or as the file tells.
 
     Raises:

@@ -17,7 +17,7 @@ from terrine.errors import InvalidArgument
 from terrine.pipeline import whitened
 from terrine.pipeline.folder import MODEL, PRIVACY, WEIGHTS, Folder
 from terrine.pipeline.models import Architecture
-from terrine.sgd.targets import Bounds
+from terrine.sgd.targets import TargetBounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Trained:
     classes: tuple[str, ...]
     schema: tables.Schema | None
     privacy: dict[str, Any]
-    target: Bounds | None = None
+    target: TargetBounds | None = None
     """The bounds of the number that is predicted; None where classes are."""
 
     @property
@@ -38,7 +38,7 @@ class Trained:
         return float(self.privacy["epsilon"])
 
     def probabilities(self, inputs: Any, encoder: tables.Encoder | None = None) -> NDArray[np.float64]:
-        """(rows, classes), from a `tables.Source`, a `pyarrow.Table` or an array shaped as the training inputs were.
+        """(rows, classes), from a table source, a `pyarrow.Table` or an array shaped as the training inputs were.
 
         `encoder` is the sentence encoder that the schema names, where it names one.
         """
@@ -120,7 +120,7 @@ def load(path: str | Path) -> Trained:
         reason = str(error).splitlines()[0]
         raise InvalidArgument(f"{path}: the model cannot be read ({reason}); the folder is damaged") from None
     number = None if schema is None or schema.target is None else schema.target
-    target = None if number is None else Bounds(number.low, number.high)
+    target = None if number is None else TargetBounds(number.low, number.high)
     return Trained(architecture, module.eval(), classes, schema, privacy, target)
 
 

@@ -207,8 +207,12 @@ def _text(value: str) -> str:
 
 
 def plain_text(value: str) -> bool:
-    """Whether a constant is safe from what engines do with text before they read it; Spark fills in ${...}."""
-    return "\\" not in value and "${" not in value and all(ord(character) >= 32 for character in value)
+    """Whether a constant is safe from what engines do with text before they read it; Spark fills in ${...}.
+
+    Half a character (a lone surrogate) cannot be sent to an engine at all: it would fail after the charge.
+    """
+    whole = all(ord(one) >= 32 and not 0xD800 <= ord(one) <= 0xDFFF for one in value)
+    return whole and "\\" not in value and "${" not in value
 
 
 def _number(written: str) -> int | float:

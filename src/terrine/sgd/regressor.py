@@ -18,7 +18,7 @@ from torch import nn
 from terrine.errors import MissingExtra
 from terrine.receipts import Charged
 from terrine.sgd.estimator import PrivateEstimator
-from terrine.sgd.targets import Bounds, NumberLoss
+from terrine.sgd.targets import NumberLoss, TargetBounds
 
 try:
     from sklearn.base import RegressorMixin
@@ -70,7 +70,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         """
         self.__dict__.pop("history_", None)
         X, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True)
-        targets = torch.from_numpy(Bounds.given(self.bounds).scaled(y).astype(np.float32))
+        targets = torch.from_numpy(TargetBounds.given(self.bounds).scaled(y).astype(np.float32))
         self._train(X, targets, 1, NumberLoss(self.loss), groups)
         return self
 
@@ -80,7 +80,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         rows = validate_data(self, X, dtype=np.float32, reset=False)
         with torch.no_grad():
             told = self.module_(self._inputs(rows)).double().numpy()[:, 0]
-        return Bounds.given(self.bounds).unscaled(told)
+        return TargetBounds.given(self.bounds).unscaled(told)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

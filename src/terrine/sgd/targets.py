@@ -25,7 +25,7 @@ LOSSES = ("squared", "absolute")
 
 
 @dataclass(frozen=True)
-class Bounds:
+class TargetBounds:
     """The lowest and the highest a number can be: public facts."""
 
     low: float
@@ -37,7 +37,7 @@ class Bounds:
             raise InvalidArgument(f"bounds=({self.low}, {self.high}): want low < high, both finite")
 
     @classmethod
-    def given(cls, bounds: Any) -> Bounds:
+    def given(cls, bounds: Any) -> TargetBounds:
         """The bounds in a pair.
 
         Raises:

@@ -13,7 +13,7 @@ from terrine.tables.reading import read
 from terrine.tables.schema import Schema, check_label, column_of, ids_of
 from terrine.tables.sentences import Encoder
 from terrine.tables.sentences import load as load_encoder
-from terrine.tables.sources import Source, named, open_table, schema_path, sniffed_table
+from terrine.tables.sources import TableSource, named, open_table, schema_path, sniffed_table
 
 __all__ = [
     "Category",
@@ -25,7 +25,7 @@ __all__ = [
     "Ignored",
     "Number",
     "Schema",
-    "Source",
+    "TableSource",
     "Text",
     "as_number",
     "check_label",

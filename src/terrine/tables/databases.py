@@ -30,7 +30,7 @@ def kind_of(path: Path) -> str | None:
     return None
 
 
-class Database:
+class DatabaseTable:
     """One table of a file, read only.
 
     Raises:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from terrine.tables.formats import FileFormat
-from terrine.tables.sources import Source, of_arrow, open_table
+from terrine.tables.sources import TableSource, of_arrow, open_table
 
 
 def read(path: str | Path, form: FileFormat | None = None) -> Any:
@@ -24,5 +24,5 @@ def read(path: str | Path, form: FileFormat | None = None) -> Any:
 
 
 def batches_of(table: Any, columns: Sequence[str]) -> Iterator[Any]:
-    """Some columns of a `Source` or a `pyarrow.Table`, in record batches."""
-    return table.batches(columns) if isinstance(table, Source) else of_arrow(table.select(list(columns)))
+    """Some columns of a `TableSource` or a `pyarrow.Table`, in record batches."""
+    return table.batches(columns) if isinstance(table, TableSource) else of_arrow(table.select(list(columns)))

@@ -27,7 +27,7 @@ from terrine.tables.columns import KINDS, Column, Number, Text, wanted
 from terrine.tables.formats import FileFormat
 from terrine.tables.reading import batches_of
 from terrine.tables.sentences import Encoder
-from terrine.tables.sources import Source, is_text, open_table
+from terrine.tables.sources import TableSource, is_text, open_table
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -102,7 +102,7 @@ class Schema:
         encoder: Encoder | None = None,
         room: Callable[[tuple[int, int]], Floats] = lambda shape: np.empty(shape, np.float32),
     ) -> Floats:
-        """The features (rows, width), each row's from that row alone; a `Source` is read in parts.
+        """The features (rows, width), each row's from that row alone; a `TableSource` is read in parts.
 
         `room` makes the array that they go into.
 
@@ -122,7 +122,7 @@ class Schema:
             row = end
         return made
 
-    def open_table(self, where: str | Path) -> Source:
+    def open_table(self, where: str | Path) -> TableSource:
         """Another table with these columns, written as the schema says, or else as it tells by itself."""
         if self.file is not None and is_text(where):
             with contextlib.suppress(InvalidArgument):
@@ -280,7 +280,7 @@ def ids_of(table: Any, name: str) -> Any:
         InvalidArgument: no such column, a row is nobody's, or cells are of several types.
     """
     check_label(table, name)
-    return table.ids(name) if isinstance(table, Source) else column_of(table, name)
+    return table.ids(name) if isinstance(table, TableSource) else column_of(table, name)
 
 
 def check_label(table: Any, name: str) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.tables import cells, delimited
-from terrine.tables.databases import Database, kind_of
+from terrine.tables.databases import DatabaseTable, kind_of
 from terrine.tables.formats import FileFormat, marked
 
 TEXT = (".csv", ".tsv", ".txt")
@@ -45,7 +45,7 @@ class _Reader(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class TableSource:
     """A table's columns, how many rows it has, and the rows in parts."""
 
     name: str
@@ -104,7 +104,7 @@ class Source:
             return places.astype(np.int64)
         return found.to_numpy() if pyarrow.types.is_integer(found.type) and not found.null_count else found.to_pylist()
 
-    def labelled(self, name: str, classes: Sequence[str] = ()) -> Source:
+    def labelled(self, name: str, classes: Sequence[str] = ()) -> TableSource:
         """The rows that have something in this column; the others are no rows of this table.
 
         A class that is written like a missing cell, such as None, is none.
@@ -119,7 +119,7 @@ class Source:
         return dataclasses.replace(self, num_rows=count, _labelled=(name, listed)) if count < self.num_rows else self
 
 
-def open_table(where: str | Path, form: FileFormat | None = None) -> Source:
+def open_table(where: str | Path, form: FileFormat | None = None) -> TableSource:
     """The table at a path, pattern or `file::table`; no more of its rows is kept than their number.
 
     Raises:
@@ -133,7 +133,7 @@ def open_table(where: str | Path, form: FileFormat | None = None) -> Source:
     path, table = split(where)
     if table is not None or kind_of(path) is not None:
         _check_there(path)
-        base = Database(path, table)
+        base = DatabaseTable(path, table)
         return _source(f"{path.name}::{base.table}", str(where), [base], None, base.kinds)
     paths = files_of(path)
     written = None
@@ -150,7 +150,7 @@ def open_table(where: str | Path, form: FileFormat | None = None) -> Source:
 
 def sniffed_table(
     where: str | Path, *, encoding: str | None = None, separator: str | None = None
-) -> tuple[Source, FileFormat | None]:
+) -> tuple[TableSource, FileFormat | None]:
     """The table, and how it is written where it is a text file: as said, or as the file tells.
 
     An encoding that was told by the rows is not confirmed: it waits for the owner.
@@ -246,7 +246,9 @@ def _fitting(path: Path, form: FileFormat) -> FileFormat:
     return dataclasses.replace(form, separator=None) if len(found.names) == 1 else form
 
 
-def _source(name: str, where: str, readers: Sequence[_Reader], form: FileFormat | None, kinds: Any = None) -> Source:
+def _source(
+    name: str, where: str, readers: Sequence[_Reader], form: FileFormat | None, kinds: Any = None
+) -> TableSource:
     first = readers[0].column_names
     names = [one.strip() for one in first]
     if twice := sorted(one for one, count in Counter(names).items() if count > 1):
@@ -267,7 +269,7 @@ def _source(name: str, where: str, readers: Sequence[_Reader], form: FileFormat 
             for batch in reader.parts([own[one] for one in columns]):
                 yield batch.rename_columns(list(columns))
 
-    source = Source(name, names, count, form, parts)
+    source = TableSource(name, names, count, form, parts)
     return source if kinds is None else dataclasses.replace(source, _kinds=lambda one: kinds(own[one]))
 
 
@@ -398,7 +400,7 @@ def of_arrow(table: Any) -> Iterator[Any]:
 
 __all__ = [
     "ENDINGS",
-    "Source",
+    "TableSource",
     "files_of",
     "is_text",
     "named",

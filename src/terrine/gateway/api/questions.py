@@ -24,7 +24,7 @@ _CHARGED: dict[int | str, dict[str, Any]] = {
 _NOT_YET: dict[int | str, dict[str, Any]] = {409: {"model": answers.Problem, "description": "there is no answer"}}
 
 
-@router.post("/datasets/{name}/price", response_model=answers.Quote)
+@router.post("/datasets/{name}/price", response_model=answers.QuoteShown)
 @allow("analyst", where=Where.DATASET)
 def price(request: Request, caller: Asker, name: DatasetName, body: QuestionBody) -> dict[str, Any]:
     """What a question would cost and how good its answer would be: free, looks at no row."""

@@ -63,7 +63,7 @@ def cancel(http: Request, caller: Asker, request: Identifier) -> dict[str, Any]:
     return http.app.state.gateway.cancel(caller, request)  # type: ignore[no-any-return]
 
 
-@router.get("/budget", response_model=list[answers.Balance])
+@router.get("/budget", response_model=list[answers.BalanceShown])
 @allow()
 def budget(http: Request, caller: Asker) -> list[dict[str, Any]]:
     """Of every data set in scope: what was spent by everyone together, what is left, and the caller's allowance."""
