@@ -96,7 +96,18 @@ def _parts(model: Trained, rows: Any, keep: Sequence[str]) -> Iterator[tuple[Any
 def _written(column: Any) -> list[str]:
     """Cells as they were read."""
     column = cells.sound(column)
-    return ["" if one is None else one if isinstance(one, str) else str(one) for one in column.to_pylist()]
+    try:
+        found = column.to_pylist()
+    except (ValueError, OverflowError):  # a moment that Python has no year for
+        found = [_as_read(one) for one in column]
+    return ["" if one is None else one if isinstance(one, str) else str(one) for one in found]
+
+
+def _as_read(cell: Any) -> Any:
+    try:
+        return cell.as_py()
+    except (ValueError, OverflowError):
+        return cell.cast("string").as_py()
 
 
 def _told(model: Trained, part: Any, probabilities: bool, encoder: tables.Encoder | None) -> Iterator[list[str]]:

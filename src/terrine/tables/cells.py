@@ -121,10 +121,12 @@ def as_text(value: Any) -> str:
 
 def as_number(value: Any, decimal: str = ".") -> float:
     """A value, or the text of one, as a number; nan where it is none."""
-    if isinstance(value, str) and decimal == ",":
-        if "." in value and not _THOUSANDS.fullmatch(value.strip()):
-            return math.nan
-        value = value.replace(".", "").replace(",", ".")
+    if isinstance(value, str):
+        value = value.strip()  # float() leaves some of the blanks that pyarrow trims
+        if decimal == ",":
+            if "." in value and not _THOUSANDS.fullmatch(value):
+                return math.nan
+            value = value.replace(".", "").replace(",", ".")
     try:
         return math.nan if value is None else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -12,6 +12,7 @@ The hash is BLAKE2b of the text with the number of buckets: the same on every ma
 
 from __future__ import annotations
 
+import datetime
 import functools
 import hashlib
 import math
@@ -33,6 +34,7 @@ PARTS = {"weekday": 7, "month": 12, "hour": 24}
 """Parts of a moment, and how many features each becomes."""
 _FARTHEST = 1e9
 _MOST_BUCKETS = 2**20
+_SOME_MOMENT = datetime.datetime(2001, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
 _WORD = re.compile(r"\w+")
 
 
@@ -55,6 +57,8 @@ class Number:
         low, high = check.number("low", self.low), check.number("high", self.high)
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise InvalidArgument(f"low={self.low}, high={self.high}: want low < high, both finite")
+        if not high / 2 - low / 2 > 0:
+            raise InvalidArgument(f"low={self.low}, high={self.high}: want them farther apart")
         if self.fill is not None and not low <= check.number("fill", self.fill) <= high:
             raise InvalidArgument(f"fill={self.fill}: want a number between low and high, or none for the middle")
         if self.decimal not in (".", ","):
@@ -157,6 +161,11 @@ class Date:
             raise InvalidArgument(f"parts={list(self.parts)}: want some of {', '.join(PARTS)}, each once")
         if self.format is not None and (not isinstance(self.format, str) or "%" not in self.format):
             raise InvalidArgument(f"format={self.format!r}: want one such as %d.%m.%Y, or none for ISO 8601")
+        if self.format is not None:
+            try:
+                datetime.datetime.strptime(_SOME_MOMENT.strftime(self.format), self.format)
+            except (ValueError, re.error) as e:
+                raise InvalidArgument(f"format={self.format!r}: strptime cannot read it ({e})") from None
 
     @property
     def width(self) -> int:

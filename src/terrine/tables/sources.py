@@ -74,10 +74,16 @@ class TableSource:
             raise InvalidArgument(f"{self.name}: {seen:,} rows now, {self.num_rows:,} before; want a table that stays")
 
     def column(self, name: str) -> Any:
-        """All cells of a column."""
+        """All cells of a column.
+
+        Raises:
+            InvalidArgument: files have it in several types.
+        """
         import pyarrow
 
         found = [cells.sound(batch.column(0)) for batch in self.batches([name])]
+        if len(types := {str(one.type) for one in found}) > 1:
+            raise InvalidArgument(f"{self.name}: {name!r} is {', '.join(sorted(types))}; want one type in all files")
         return pyarrow.chunked_array(found) if found else pyarrow.chunked_array([[]], pyarrow.string())
 
     def ids(self, name: str) -> Any:
