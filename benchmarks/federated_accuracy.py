@@ -16,7 +16,7 @@ Whole numbers, rounding and integer noise are those of the secure sums; masks ar
 off goes on; tables go to accuracy.json there and pictures to docs/pictures/federated*.png.
 
 Rates and clipping were chosen by hand with central noise at epsilon 8 and 2, on another seed than those shown; local
-noise has a server rate of its own, the best of four at epsilon 8.
+noise has a server rate of its own, the best of three that were tried at epsilon 8 with one seed (it learnt with none).
 """
 
 from __future__ import annotations

@@ -6,17 +6,22 @@ with the key (AES-GCM, under a key in `<path>.key`, for the owner alone) and com
 round since the last save a few numbers of its exact sum are noted, encrypted, in `<path>.steps` (`sgd.redone`): a
 repeated round whose sum is another is refused. The seal covers weights, history and clients' turns as well. When the
 run is over the secrets are dropped.
+
+Two that go on from one file at once would both have the noise of the next round. So before a round is opened, and
+before a save, the file is compared with what this one last read or wrote, under a lock; notes are read anew each time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import hmac
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +54,11 @@ class FederationCheckpoint:
         if not isinstance(path, str | os.PathLike) or not str(path):
             raise check.refuse("checkpoint", path, "a path, or nothing")
         self.path = Path(path)
+        if self.path.is_dir() or not self.path.parent.is_dir():
+            raise check.refuse("checkpoint", path, "a file in a folder that exists")
         self._key_path, self._notes_path = (self.path.with_name(self.path.name + one) for one in (".key", ".steps"))
         self._prints: dict[str, str] = {}
-        self._notes: Notes | None = None
+        self._seen: bytes | None = None  # a digest of the file as it was last read or written here
 
     def open(self, plan: str, prints: Mapping[str, str]) -> Kept | None:
         """What is there to go on from; None where nothing is. `prints` are fingerprints of all that decides updates.
@@ -62,7 +69,9 @@ class FederationCheckpoint:
         self._prints = dict(prints)
         if not self.path.exists():
             return None
-        whole = _unpacked(self.path, self.path.read_bytes(), {"version", "record", "sealed"})
+        content = self.path.read_bytes()
+        self._seen = hashlib.sha256(content).digest()
+        whole = _unpacked(self.path, content, {"version", "record", "sealed"})
         if whole["version"] != _VERSION:
             raise InvalidArgument(f"{self.path}: a checkpoint of version {whole['version']}, want {_VERSION}")
         body, sealed = whole["record"].numpy().tobytes(), whole["sealed"]
@@ -82,22 +91,29 @@ class FederationCheckpoint:
         return Kept(record, key)
 
     def begin(self, *, anew: bool) -> None:
-        """Note what rounds release from now on."""
-        if anew:
-            self._notes_path.unlink(missing_ok=True)  # of another run, whose checkpoint is gone
-        self._notes = Notes(self._notes_path, self._sealing_key(make=anew))
+        """Be ready to note what rounds release.
+
+        Raises:
+            InvalidArgument: the files cannot be written, or the notes there are not of this run.
+        """
+        try:
+            if anew:
+                self._notes_path.unlink(missing_ok=True)  # of another run, whose checkpoint is gone
+            self._sealing_key(make=anew)
+        except OSError as error:
+            raise InvalidArgument(f"{self.path}: could not be written ({error.strerror}); want another path") from error
+        self._notes()
 
     def before_release(self, round_: int, total: Tensor) -> None:
         """Note a round's exact sum; refuse a repeated round that has another.
 
         Raises:
             InvalidArgument: it has.
-            OutOfOrder: the note cannot be written; nothing was released.
+            OutOfOrder: the note cannot be written, or another went on with the run; nothing was released.
         """
-        if self._notes is None:
-            return
         try:
-            self._notes.check(round_, {"sum": total})
+            with self._alone():
+                self._notes().check(round_, {"sum": total})
         except InvalidArgument:
             raise InvalidArgument(
                 f"round {round_ + 1} was begun before, with other updates; its noise must not be used twice; want the "
@@ -112,19 +128,42 @@ class FederationCheckpoint:
         """Write everything, in one rename; without the secrets where the run is over.
 
         Raises:
-            OutOfOrder: it cannot be written.
+            OutOfOrder: it cannot be written, or another went on with the run.
         """
         body = _packed(record)
         whole = {"version": _VERSION, "record": torch.frombuffer(bytearray(body), dtype=torch.uint8)}
         try:
-            whole["sealed"] = None if over else self._sealed(key, body)
-            files.write(self.path, _packed(whole), private=True)
-            if self._notes is not None:
-                self._notes.forget()
-            if over:
-                self._key_path.unlink(missing_ok=True)
+            with self._alone():
+                whole["sealed"] = None if over else self._sealed(key, body)
+                content = _packed(whole)
+                files.write(self.path, content, private=True)
+                self._seen = hashlib.sha256(content).digest()
+                self._notes_path.unlink(missing_ok=True)
+                if over:
+                    self._key_path.unlink(missing_ok=True)
         except OSError as error:
             raise OutOfOrder(f"{self.path}: could not be written ({error.strerror}); make room and go on") from error
+
+    def _notes(self) -> Notes:
+        return Notes(self._notes_path, self._sealing_key(make=False))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the run's files; refused where another went on from them, with the noise of the same rounds.
+
+        Raises:
+            OutOfOrder: another did.
+        """
+        with contextlib.ExitStack() as stack:
+            if self._key_path.exists():
+                fcntl.flock(stack.enter_context(self._key_path.open("rb+")), fcntl.LOCK_EX)
+            now = hashlib.sha256(self.path.read_bytes()).digest() if self.path.exists() else None
+            if now != self._seen:
+                raise OutOfOrder(
+                    f"{self.path}: another federation went on with this run, and its noise must not be used twice; "
+                    "want one at a time, or another path"
+                )
+            yield
 
     def _keyed(self, key: Key) -> dict[str, str]:
         """The fingerprints under the run's key: by themselves they could be guessed from."""

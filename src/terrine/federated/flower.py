@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -52,6 +53,7 @@ try:
 except ImportError as error:
     raise MissingExtra("flwr", extra="federated") from error
 
+_LOG = logging.getLogger("terrine.federated")
 RECORD = "terrine"
 _FAILED = 0
 _WAIT = 1.0
@@ -78,6 +80,10 @@ def private_mod(plan: Plan, *, identities: Mapping[int, bytes] | None = None) ->
             content = _Answering(plan, identities, message, context).answer(call_next)
         except TerrineError as refusal:
             return Message(Error(code=_FAILED, reason=f"terrine: {refusal}"), reply_to=message)
+        except Exception as error:  # of a message that is none of the protocol's; Flower would tell the server its text
+            _LOG.exception("a message could not be answered")
+            reason = f"terrine: a message that cannot be answered ({type(error).__name__})"
+            return Message(Error(code=_FAILED, reason=reason), reply_to=message)
         return Message(content, reply_to=message)
 
     return mod
@@ -143,7 +149,11 @@ class _Answering:
         self._keep("turns", str(turns + 1))
         before = _flat(next(iter(self._message.content.array_records.values())))
         del self._message.content[RECORD]
-        reply = call_next(self._message, self._context)
+        try:
+            reply = call_next(self._message, self._context)
+        except Exception:  # its text, which may quote rows, stays here; Flower would tell it to the server
+            _LOG.exception("the app failed")
+            raise InvalidArgument("the app failed: nothing is sent") from None
         if reply.has_error() or len(reply.content.array_records) != 1:
             raise InvalidArgument("the app returned no weights: nothing is sent")
         change = _flat(next(iter(reply.content.array_records.values()))) - before
@@ -364,7 +374,7 @@ class _Running:
         places = {node: place for place, node in enumerate(self._nodes)}
         for reply in replies:
             if not reply.has_error() and "masked" in reply.content.array_records:
-                with contextlib.suppress(InvalidArgument, KeyError, ValueError, TypeError):  # it counts as dropped out
+                with contextlib.suppress(Exception):  # whatever a client sends: it counts as dropped out
                     masked = reply.content.array_records["masked"]["masked"].numpy()
                     self._server.add(places[reply.metadata.src_node_id], masked.astype(np.uint32))
         survivors = self._server.survivors
@@ -382,9 +392,7 @@ class _Running:
         found = {}
         for reply in self._grid.send_and_receive(messages, timeout=self._strategy._timeout):
             if not reply.has_error():
-                with contextlib.suppress(
-                    KeyError, ValueError, TypeError, AttributeError
-                ):  # who answers nonsense counts as silent
+                with contextlib.suppress(Exception):  # whatever a client sends: who answers nonsense counts as silent
                     place = places[reply.metadata.src_node_id]
                     found[place] = _read(stage, json.loads(str(reply.content.config_records[RECORD]["said"])), place)
         return dict(sorted(found.items()))

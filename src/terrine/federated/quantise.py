@@ -19,7 +19,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.rng import Source
 
@@ -146,7 +145,7 @@ def checked(vector: object, dimension: int | None = None) -> Floats:
     except (TypeError, ValueError):
         found = None
     if found is None:
-        raise check.refuse("vector", vector, "a vector of real numbers")
+        raise InvalidArgument(f"a vector of type {type(vector).__name__}: want real numbers")  # not what is in it
     if found.ndim != 1 or found.size == 0 or (dimension is not None and found.size != dimension):
         raise InvalidArgument(f"a vector of shape {found.shape}: want {dimension or 'one or more'} numbers in a row")
     return found
