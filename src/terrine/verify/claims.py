@@ -216,6 +216,14 @@ def card(folder: Path) -> str:
     return "the card of this claim and these results"
 
 
+def _check_width(off: Any, rows: int, event: Event) -> None:
+    """A width is no less than what so many rows and the least noise of a count allow, with probability 0.95."""
+    noise = min((part.noise for part, _ in leaves(event) if isinstance(part, DiscreteLaplace)), default=0.0)
+    least = math.sqrt(1 / rows + (math.log(20) * noise / rows) ** 2)
+    if isinstance(off, bool) or not isinstance(off, int | float) or not off >= least * (1 - 1e-6):
+        raise InvalidArgument(f"{RESULTS}: off_by_at_most {off}; {rows} rows and this noise allow {least:.4g}")
+
+
 def results(folder: Path) -> str:
     """An accuracy is one, and paid for where it says so."""
     (_, event), found = claimed(folder), read_json(folder / RESULTS)
@@ -229,6 +237,8 @@ def results(folder: Path) -> str:
         return f"no accuracy: measured on {where}"
     if isinstance(accuracy, bool) or not 0 <= accuracy <= 1:
         raise InvalidArgument(f"{RESULTS}: an accuracy of {accuracy}; want it between 0 and 1")
+    if (off := found.get("off_by_at_most")) is not None:
+        _check_width(off, _whole(found, "rows"), event)
     return f"accuracy {100 * accuracy:.2f}%, measured on {where}"
 
 
