@@ -245,3 +245,18 @@ def test_refused_vectors_are_not_quoted():
         with pytest.raises(InvalidArgument, match="want real numbers") as refusal:
             secure.sum([vector] * 8, plan(sums=federated.Skellam(survivors=6)))
         assert "123456" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("bound", [1e-320, 1e-40, 1e38, 1e308])
+def test_bounds_that_no_model_can_hold_are_refused_before_anything_is_paid(bound):
+    with pytest.raises(InvalidArgument, match="clip="):
+        plan(clip=bound)
+    for name in ("initial", "learning_rate", "weight"):
+        with pytest.raises(InvalidArgument, match=name):
+            federated.Adaptive(**{name: bound})
+
+
+def test_an_adaptive_bound_never_overflows():
+    fast = federated.Adaptive(learning_rate=1e6)
+    assert fast.following(1.0, 0.0) == 1e12
+    assert fast.following(1.0, 1.0) == 1e-12
