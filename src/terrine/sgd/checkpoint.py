@@ -69,6 +69,8 @@ class Checkpoint:
     _bound: dict[str, str] = field(default_factory=dict, repr=False)
     _notes: Notes | None = field(default=None, repr=False)
     _saved_at: int = field(default=-1, repr=False)
+    _digest: bytes | None = field(default=None, repr=False)
+    """Of the file as it was read."""
 
     def __post_init__(self) -> None:
         self.path = Path(self.path)
@@ -92,7 +94,8 @@ class Checkpoint:
                 that adds up in another order, or cannot be unsealed.
         """
         self._constant, self._bound = {"piece": piece, "memory": memory}, dict(bound)
-        if not self.path.exists():
+        self._digest = self._digest_now()
+        if self._digest is None:
             return None
         body, sealed = _load(self.path)
         secret = None if sealed is None else self._unsealed(sealed, body)
@@ -136,6 +139,8 @@ class Checkpoint:
             self._notes_path.unlink(missing_ok=True)  # of another run, whose checkpoint is gone
         if distributed.is_first() and (saved is None or saved.record["taken"] < saved.limit):
             self._notes = Notes(self._notes_path, self._sealing_key(make=True))
+            if self._digest_now() != self._digest:
+                raise OutOfOrder(f"{self.path}: another run goes on with it; want one at a time, or another path")
         if saved is None:
             self.save(run)
             return
@@ -161,7 +166,7 @@ class Checkpoint:
 
         Raises:
             InvalidArgument: it does.
-            OutOfOrder: the note cannot be written; nothing was released.
+            OutOfOrder: the note cannot be written, or another run went on from here; nothing was released.
         """
         if self._notes is None:
             return
@@ -184,7 +189,11 @@ class Checkpoint:
             self._key_path.unlink(missing_ok=True)
 
     def save(self, run: PrivateRun, *, final: bool = False) -> None:
-        """Write everything, in one rename."""
+        """Write everything, in one rename.
+
+        Raises:
+            OutOfOrder: it cannot be written, or another run went on from the same checkpoint.
+        """
         self._saved_at = run.step.taken
         if not distributed.is_first():
             return
@@ -203,9 +212,20 @@ class Checkpoint:
         body = _packed(record)
         sealed = None if final else self._sealed(run, body)
         whole = {"version": _VERSION, "record": torch.frombuffer(bytearray(body), dtype=torch.uint8), "sealed": sealed}
-        _write(self.path, _packed(whole))
-        if self._notes is not None:
-            self._notes.forget()
+        if self._notes is None:
+            _write(self.path, _packed(whole))
+            return
+        with self._notes.alone() as file:
+            _write(self.path, _packed(whole))
+            self._notes.forget(file)
+            if final:
+                self._notes_path.unlink(missing_ok=True)
+
+    def _digest_now(self) -> bytes | None:
+        if not self.path.exists():
+            return None
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
 
     def _order(self) -> dict[str, Any]:
         """What decides the order in which a lot is added up and drawn for: a repeated step must keep it."""

@@ -6,12 +6,19 @@ few numbers of its clipped sums are noted; a repeated step whose numbers differ 
 
 The notes are sums without noise: they are encrypted (AES-GCM, with the step as associated data) under the checkpoint's
 key, lie in a file of the owner's own, `<path>.steps`, and go when the next checkpoint is written.
+
+Two runs that are alive at once would not see each other's steps. So the file begins with a mark of the run that went on
+last; every step and every save is made while the file is locked, and only by the run whose mark it bears.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,58 +27,84 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 from torch import Tensor
 
-from terrine.errors import InvalidArgument
+from terrine.errors import InvalidArgument, OutOfOrder
 
 _KEPT = 64
 """Numbers of each parameter's sum that are noted."""
 _ROUNDING = 1e-3
 """What sums may differ by, relative to their length, where they are added up in another order."""
+_MARK = 16
 
 Floats = NDArray[np.float32]
 
 
 class Notes:
-    """What steps from the last checkpoint on were about to release."""
+    """What steps from the last checkpoint on were about to release; whoever opens them takes the run over."""
 
     def __init__(self, path: Path, key: bytes) -> None:
-        self._path, self._cipher = path, AESGCM(key)
-        self._seen = dict(self._read())
+        self._path, self._cipher, self._mark = path, AESGCM(key), os.urandom(_MARK)
+        with self._locked() as file:
+            self._seen = dict(self._read(file))
+            file.seek(0)
+            file.write(self._mark)
 
     def check(self, step: int, sums: Mapping[str, Tensor]) -> None:
         """Note a step that is about to be released; refuse one that was released before with other sums.
 
         Raises:
             InvalidArgument: it was.
+            OutOfOrder: another run went on from the same checkpoint.
             OSError: the note cannot be written; then nothing is released.
         """
-        found, before = _numbers(sums), self._seen.get(step)
-        if before is None:
-            self._append(step, found)
-        elif len(found) != len(before) or not _alike(found, before):
-            raise InvalidArgument(
-                f"step {step + 1} was taken before, with other gradients: another loss, or other code; its noise must "
-                "not be used twice; want the loss as it was, or another path, where a fresh run has to be paid for"
-            )
+        with self.alone() as file:
+            found, before = _numbers(sums), self._seen.get(step)
+            if before is None:
+                self._append(file, step, found)
+            elif len(found) != len(before) or not _alike(found, before):
+                raise InvalidArgument(
+                    f"step {step + 1} was taken before, with other gradients: another loss, or other code; its noise "
+                    "must not be used twice; want the loss as it was, or another path, where a fresh run has to be "
+                    "paid for"
+                )
 
-    def forget(self) -> None:
-        """A checkpoint was written: no step before it is repeated."""
-        self._path.unlink(missing_ok=True)
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[io.FileIO]:
+        """Hold the run's files.
+
+        Raises:
+            OutOfOrder: another run went on from the same checkpoint.
+        """
+        with self._locked() as file:
+            if file.read(_MARK) != self._mark:
+                raise OutOfOrder(
+                    f"{self._path}: another run went on from the same checkpoint, and its noise must not be used "
+                    "twice; want one at a time, or another path"
+                )
+            yield file
+
+    def forget(self, file: io.FileIO) -> None:
+        """A checkpoint was written while `alone`: no step before it is repeated."""
+        file.truncate(_MARK)
         self._seen = {}
 
-    def _append(self, step: int, found: Floats) -> None:
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[io.FileIO]:
+        with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    def _append(self, file: io.FileIO, step: int, found: Floats) -> None:
         nonce = os.urandom(12)
         sealed = nonce + self._cipher.encrypt(nonce, found.tobytes(), step.to_bytes(8, "big"))
-        record = step.to_bytes(8, "big") + len(sealed).to_bytes(8, "big") + sealed
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(descriptor, record)
-        finally:
-            os.close(descriptor)
+        record, end = step.to_bytes(8, "big") + len(sealed).to_bytes(8, "big") + sealed, file.seek(0, os.SEEK_END)
+        if file.write(record) < len(record):
+            file.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._seen[step] = found
 
-    def _read(self) -> list[tuple[int, Floats]]:
+    def _read(self, file: io.FileIO) -> list[tuple[int, Floats]]:
         """The notes of a run that was interrupted; one that was cut short by a crash was of no release."""
-        content, at, found = self._path.read_bytes() if self._path.exists() else b"", 0, []
+        content, at, found = file.read(), _MARK, []
         while len(content) >= at + 16:
             step, size = (int.from_bytes(content[at + 8 * k : at + 8 * k + 8], "big") for k in (0, 1))
             sealed = content[at + 16 : at + 16 + size]
@@ -79,6 +112,8 @@ class Notes:
                 break
             found.append((step, self._opened(sealed, step)))
             at += 16 + size
+        if at < len(content):
+            file.truncate(at)
         return found
 
     def _opened(self, sealed: bytes, step: int) -> Floats:
