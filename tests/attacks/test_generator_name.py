@@ -24,7 +24,9 @@ def generator(settings, out):
 
 
 def settings(table, **more):
-    return pipeline.Settings(epsilon=4, table=str(table), label="ill", epochs=2, lot=100, **more)
+    return pipeline.Settings(
+        epsilon=4, table=str(table), label="ill", epochs=2, lot=100, **({"accuracy_within": 30} | more)
+    )
 
 
 def test_lots_and_noise_of_training_are_the_cipher_that_is_named():
@@ -54,7 +56,7 @@ def test_a_run_by_dp_sgd_names_both(table, tmp_path):
 
 
 def test_a_run_that_counts_nothing_names_the_cipher_alone(table, tmp_path):
-    assert "counts" not in generator(settings(table, audit=0), tmp_path / "run")
+    assert "counts" not in generator(settings(table, audit=0, accuracy_within=0), tmp_path / "run")
 
 
 def test_a_seeded_run_names_what_the_seed_made(table, tmp_path):

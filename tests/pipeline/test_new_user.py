@@ -1,6 +1,7 @@
 """What somebody does who has a table, a budget and no time: the whole walk, as the README tells it."""
 
 import csv
+import functools
 import json
 import os
 import re
@@ -147,7 +148,10 @@ def test_a_real_ctrl_c_leaves_with_130_and_the_same_command_goes_on(tmp_path):
     subprocess.run([*command, "schema", "adult.csv", "--label", "income", "--yes"], cwd=tmp_path, check=True)
     confirm(tmp_path / "adult.schema.toml")
     words = ["train", "adult.csv", "--label", "income", "--epsilon", "2", "--lot", "60", "--epochs", "20"]
-    begun = subprocess.Popen([*command, *words, "--out", "run"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell may have it ignored
+    begun = subprocess.Popen(
+        [*command, *words, "--out", "run"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    )
     while not (tmp_path / "run" / "owner" / "checkpoint.pt").exists() and begun.poll() is None:
         time.sleep(0.05)
     time.sleep(0.5)

@@ -140,6 +140,8 @@ def test_refusals(run, visits, tmp_path, words, said):
     text = visits.read_text().splitlines()
     gaps = [text[0] + ",gap", *(f"{line},{'' if place == 3 else place}" for place, line in enumerate(text[1:]))]
     visits.write_text("\n".join(gaps) + "\n")
+    if "gap" in words:
+        (tmp_path / "visits.schema.toml").write_text(SCHEMA.replace("[columns.name]", "[columns.patient_id]"))
     result = run("train", "visits.csv", "--label", "ill", "--epsilon", 8, "--out", "run", *words)
     assert result.exit_code != 0
     assert said in result.said

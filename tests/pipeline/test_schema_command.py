@@ -94,7 +94,7 @@ def test_control_c_keeps_the_answers(people, tmp_path):
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-c", code, *ASKED], cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
-        start_new_session=True, preexec_fn=lambda: os.dup2(theirs, 0),
+        start_new_session=True, preexec_fn=lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), os.dup2(theirs, 0)),
     )  # fmt: skip
     os.close(theirs)
     seen = until(ours, "its classes")

@@ -56,7 +56,7 @@ def _saddle_by_bracket(composition: Composition, delta: float) -> tuple[float, f
         low, high = high, high + 2.0
     while excess(low) < 0 and low > -36:
         low, high = low - 2.0, low
-    root = root_of(excess, low, high, xtol=5e-2) if excess(low) > 0 > excess(high) else high
+    root = root_of(excess, low, high, xtol=1e-2) if excess(low) > 0 > excess(high) else high
     return math.exp(root), _saddle_estimate(composition.cumulants, root, delta)[1]
 
 
@@ -95,4 +95,4 @@ def saddle_at(composition: Composition, epsilon: float) -> float:
         low, high = high, high + 2.0
     while slope(low) > 0 and low > -36:
         low, high = low - 2.0, low
-    return math.exp(root_of(slope, low, high, xtol=5e-2)) if slope(low) < 0 < slope(high) else math.exp(high)
+    return math.exp(root_of(slope, low, high, xtol=1e-2)) if slope(low) < 0 < slope(high) else math.exp(high)
