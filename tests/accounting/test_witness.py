@@ -445,6 +445,14 @@ def test_the_whole_grammar_is_enclosed(data: st.DataObject, delta: float) -> Non
     assert time.process_time() - started < 10
 
 
+@pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.3])
+def test_masses_that_leave_floating_point_are_out_of_reach(delta: float) -> None:
+    """Of losses of half a million each, ten million times over, the upper mass overflowed, with a warning and a nan."""
+    event = Repeated(DiscreteGaussian(noise=1.0, sensitivity=1000, scalar=True), times=10_000_000)
+    lower, upper = witness.bounds(event, delta=delta, cells=256)
+    assert 1e6 < lower <= 5.1e6 <= upper
+
+
 def test_delta_of_a_thousandth_and_of_next_to_nothing() -> None:
     for epsilon in (0.0, 1.0, 6.0, 30.0):
         truth = gaussian_delta(1.0, epsilon)

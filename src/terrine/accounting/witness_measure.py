@@ -185,6 +185,8 @@ def _cells(side: Side, measure: Measure, step: float) -> tuple[int, Array, Array
 def _trimmed(side: Side, measure: Measure, cut: float) -> Measure:
     """Without up to `cut` of mass at either tail: see "order" above."""
     p, loss, slop, top, excess = measure
+    if not float(p.max()) < 1e100:  # moved outward until it left floating point, or is not a number
+        raise OutOfReach
     below, above = np.cumsum(p), np.cumsum(p[::-1])
     low, high = int(np.searchsorted(below, cut, "right")), int(np.searchsorted(above, cut, "right"))
     if cut < FLOOR or low + high >= len(p):
