@@ -161,11 +161,5 @@ class DecisionBody(Body):
     reason: Words = ""
 
 
-class LoginBody(Body):
-    """A token, exchanged for a cookie."""
-
-    token: Annotated[str, StringConstraints(max_length=200, strict=True)]
-
-
 Record = dict[str, JsonValue]
 """A JSON object."""
