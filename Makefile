@@ -37,8 +37,8 @@ demo: $(DEMO)
 test: $(READY)  # everything but the slow tests: under 8 minutes on two cores
 	$(PYTEST) -m "not slow"
 
-test-all: $(READY)  # everything, and which lines it ran
-	$(PYTEST) --cov=terrine --cov-report=term:skip-covered
+test-all: $(READY)  # everything, on more examples, and which lines it ran
+	TERRINE_EXAMPLES=4 $(PYTEST) --cov=terrine --cov-report=term:skip-covered
 
 test-lowest: $(DEMO)  # the oldest versions that pyproject.toml allows
 	$(BIN)/python tests/other_versions.py lowest

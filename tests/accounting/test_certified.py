@@ -28,6 +28,7 @@ from terrine.events import (
     Repeated,
     ShuffledEpoch,
 )
+from tests.thorough import examples
 
 from .oracle import many_steps, one_step, two_steps
 
@@ -337,7 +338,7 @@ anywhere = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(**anywhere)
 @example(rate=0.9999998627552429, noise=100.0, steps=10, delta=1e-13)
 def test_an_enclosure_everywhere(rate, noise, steps, delta):

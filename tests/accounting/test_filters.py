@@ -42,6 +42,7 @@ from terrine.events import (
     Selection,
     ShuffledEpoch,
 )
+from tests.thorough import examples
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
 
@@ -118,7 +119,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.lists(EVENTS, min_size=1, max_size=25), st.floats(0.3, 5))
 def test_whatever_was_accepted_keeps_the_budget_as_one_plan_too(events, epsilon):
     budget = Budget(epsilon=epsilon, delta=1e-5)

@@ -1,10 +1,9 @@
 """Every accountant on random events of the whole grammar, however extreme: nothing below the truth, nothing raw.
 
-TERRINE_EXAMPLES sets how many events each test tries, and makes them other ones every time.
+TERRINE_EXAMPLES says how many times as many events each test tries, and makes them other ones every time.
 """
 
 import math
-import os
 import time
 import warnings
 
@@ -17,10 +16,10 @@ from terrine.accounting.filters import Filter, Odometer
 from terrine.errors import TerrineError
 from terrine.events import Budget, Composed, OneOf, Repeated, Reproducible, leaves
 from tests.accounting.grammar import deltas, epsilons, events
+from tests.thorough import MORE, examples
 
-MANY = os.environ.get("TERRINE_EXAMPLES")
 thoroughly = settings(
-    max_examples=int(MANY or 100), derandomize=MANY is None, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(40), derandomize=MORE == 1, deadline=None, suppress_health_check=list(HealthCheck)
 )
 SECONDS = 10.0  # of a processor that others use, too; 5 on one that nobody else does
 OTHERS = {

@@ -10,6 +10,7 @@ from tests.queries.conftest import *  # noqa: F403 - the engines' fixtures
 from tests.queries.conftest import DuckDB
 from tests.queries.oracle import plan_of
 from tests.queries.shapes import SHAPES, hostile_rows, violations
+from tests.thorough import examples
 
 OTHERS = people.ordinary(people=12, seed=3)
 WORST = [people.row(10**6, region, cost) for region in people.REGIONS for cost in (5000.0, -50.0, 1e308)] * 9
@@ -27,7 +28,7 @@ def test_the_worst_person_stays_within_the_claim(engine, shape, mine):
     assert not violations(engine, shape, mine, OTHERS)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(mine=hostile_rows)
 def test_any_person_stays_within_the_claim(engine, mine):
     for shape in ("mean and count", "two keys", "private join", "quantiles"):

@@ -1,8 +1,6 @@
 """What a newcomer sees: the order of commands, an example for each that parses, the unit in words."""
 
 import shlex
-import subprocess
-import sys
 
 import pytest
 import typer.main
@@ -55,18 +53,3 @@ def test_version_and_completion():
     shown = CliRunner().invoke(app, ["--show-completion", "bash"], env={"SHELL": "/bin/bash"})
     assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
     assert shown.exit_code in (0, 1)  # 1 where the shell cannot be told
-
-
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None  # importing it is an error
-from terrine.cli.app import app
-app(sys.argv[1:], standalone_mode=False)
-"""
-
-
-@pytest.mark.parametrize(
-    "words", [("--help",), ("schema", "--help"), ("ledger", "create", "a.db", "--epsilon", "1", "--delta", "1e-6")]
-)
-def test_it_runs_without_torch(words, tmp_path):
-    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *words], check=True, capture_output=True, cwd=tmp_path)

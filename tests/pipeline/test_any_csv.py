@@ -1,7 +1,5 @@
 """Any text file either becomes features and labels or gets one line before anything is charged."""
 
-import os
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,8 +10,9 @@ from terrine.cli.schema import _accepted
 from terrine.errors import InvalidArgument
 from terrine.pipeline import planning
 from terrine.pipeline.material import open_data
+from tests.thorough import examples
 
-EXAMPLES = int(os.environ.get("TERRINE_EXAMPLES", "40"))
+EXAMPLES = examples(25)
 ODD = [
     "", "NA", "nan", "inf", "-1e400", "1,5", "0x1F", "01", "1", "2020-02-30", "2020-02-29", "99:99", "\x00", '"', "'",
     "ü", "\ufeff", "\u202e", "=1+1", "sep=;", "a\nb", "x" * 300, "true", "1_000", "٣", "\ud800",

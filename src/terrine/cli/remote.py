@@ -5,6 +5,7 @@ The address and the token are read from $TERRINE_GATEWAY and $TERRINE_TOKEN: a t
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from pathlib import Path
@@ -108,7 +109,7 @@ def requests(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Your requests, the newest first."""
+    """Your requests, or all of a data set that you watch, the newest first."""
     with _gateway(url) as gateway:
         found = gateway.requests(state=state)
     if as_json:
@@ -116,6 +117,59 @@ def requests(
         return
     for one in found:
         typer.echo(_line(one))
+
+
+@app.command()
+def show(request: RequestName, url: Url = None) -> None:
+    """One request with its question and its reason, as JSON: no character in it is unseen."""
+    with _gateway(url) as gateway:
+        typer.echo(json.dumps(gateway.request(request).record, indent=2))
+
+
+@app.command()
+def approve(
+    request: RequestName,
+    reason: Annotated[str, typer.Option(help="Why, as the request keeps it.")] = "",
+    url: Url = None,
+) -> None:
+    """As owner or officer: approve what waits; it is charged and answered now."""
+    with _gateway(url) as gateway:
+        typer.echo(_line(gateway.approve(request, reason=reason)))
+
+
+@app.command()
+def deny(
+    request: RequestName,
+    reason: Annotated[str, typer.Option(help="Why, as the request keeps it.")] = "",
+    url: Url = None,
+) -> None:
+    """As owner or officer: deny what waits; nothing is charged."""
+    with _gateway(url) as gateway:
+        typer.echo(_line(gateway.deny(request, reason=reason)))
+
+
+@app.command()
+def spending(
+    export: Annotated[Path | None, typer.Option(help="Write the account here, for `terrine ledger verify`.")] = None,
+    dataset: Dataset = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """As owner or officer: who spent how much of a data set, for what."""
+    with _gateway(url) as gateway:
+        found = gateway.spending(dataset)
+        if export is not None:
+            export.write_text(gateway.export(dataset), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    balance = found["balance"]
+    typer.echo(f"{found['dataset']}: epsilon {up(balance['spent'])} of {balance['budget']['epsilon']:g} spent by all")
+    for one in found["members"]:
+        typer.echo(f"  {one['member']}: {one['charges']} charges, which alone would cost epsilon {up(one['epsilon'])}")
+    for one in found["charges"]:
+        when = datetime.datetime.fromtimestamp(one["at"], datetime.UTC).isoformat(" ", "minutes")
+        typer.echo(f"  {one['sequence']}  {when}  {one['by']}: {one['purpose']}")
 
 
 @app.command()
@@ -210,7 +264,8 @@ def _show(answer: RemoteAnswer, as_json: bool) -> None:
 
 def _line(one: Request) -> str:
     cost = f"epsilon {up(one.epsilon)} {'charged' if one.charged else 'not charged'}"
-    return f"{one.request} {one.kind} on {one.dataset}: {one.state}, {cost}; {one.said or one.progress}".rstrip("; ")
+    told = (f"{one.request} {one.kind} by {one.member} on {one.dataset}: {one.state}, {cost}", one.said or one.progress)
+    return "; ".join(part for part in told if part)
 
 
 def _fetch(gateway: Gateway, request: str, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""A gateway, as an analyst's code sees it: every answer is checked before it is handed on."""
+"""A gateway, as an analyst's or an officer's code sees it: every answer is checked before it is handed on."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Gateway:
         return Training(found["request"], found["dataset"], found["state"], found["said"])
 
     def requests(self, *, state: str | None = None, dataset: str | None = None) -> list[Request]:
-        """One's requests, the newest first."""
+        """One's requests, or all of a data set for those who watch it, the newest first."""
         wanted = {name: value for name, value in (("state", state), ("dataset", dataset)) if value is not None}
         return [_request(one) for one in self._told("GET", "/requests", params=wanted)]
 
@@ -163,6 +163,22 @@ class Gateway:
     def resume(self, request: str) -> Request:
         """Go on with a training that was charged and then ended, at no new cost."""
         return _request(self._told("POST", f"/requests/{_name(request)}/resume"))
+
+    def approve(self, request: str, *, reason: str = "") -> Request:
+        """As owner or officer: approve what waits. It is charged and answered now; its analyst collects it."""
+        return self._decided(request, "approve", reason)
+
+    def deny(self, request: str, *, reason: str = "") -> Request:
+        """As owner or officer: deny what waits; nothing is charged."""
+        return self._decided(request, "deny", reason)
+
+    def spending(self, dataset: str | None = None) -> dict[str, Any]:
+        """As owner or officer: who spent how much of a data set, and every charge, the newest first."""
+        return self._told("GET", f"/datasets/{self._one(dataset)}/spending")  # type: ignore[no-any-return]
+
+    def export(self, dataset: str | None = None) -> str:
+        """As owner or officer: the data set's account as JSON Lines, for `terrine ledger verify`."""
+        return self._sent("GET", f"/datasets/{self._one(dataset)}/export", None, None).text
 
     def wait(self, request: str, *, seconds: float = 86_400.0, every: float = 1.0) -> Request:
         """The request once it has ended.
@@ -200,6 +216,9 @@ class Gateway:
                 self._scope = str(self._told("GET", "/me")["dataset"])
             dataset = self._scope
         return _name(dataset)
+
+    def _decided(self, request: str, how: str, reason: str) -> Request:
+        return _request(self._told("POST", f"/requests/{_name(request)}/{how}", {"reason": reason}))
 
     def _answer(self, record: dict[str, Any], asked: dict[str, Any] | None) -> RemoteAnswer:
         event, signed = checked(record, asked=asked, signed_by=self._signed_by)
