@@ -15,6 +15,6 @@ if importlib.util.find_spec("httpx") is None:
     raise MissingExtra("httpx", extra="gateway")
 
 from terrine.client.gateway import BeyondAllowance, Gateway, GatewayRefused
-from terrine.client.values import Price, RemoteAnswer, Request, Training
+from terrine.client.values import Price, RemoteAnswer, RemoteTraining, Request
 
-__all__ = ["BeyondAllowance", "Gateway", "GatewayRefused", "Price", "RemoteAnswer", "Request", "Training"]
+__all__ = ["BeyondAllowance", "Gateway", "GatewayRefused", "Price", "RemoteAnswer", "RemoteTraining", "Request"]

@@ -13,7 +13,7 @@ import httpx
 
 from terrine import check
 from terrine.client.checking import checked
-from terrine.client.values import Price, RemoteAnswer, Request, Training
+from terrine.client.values import Price, RemoteAnswer, RemoteTraining, Request
 from terrine.errors import InvalidArgument, TerrineError
 from terrine.events import from_json
 from terrine.verify import Verification, verify
@@ -141,11 +141,11 @@ class Gateway:
         """What a training would cost."""
         return _price(self._told("POST", f"/datasets/{self._one(dataset)}/trainings/price", settings), {}, False)
 
-    def train(self, *, label: str, epsilon: float, dataset: str | None = None, **settings: Any) -> Training:
+    def train(self, *, label: str, epsilon: float, dataset: str | None = None, **settings: Any) -> RemoteTraining:
         """Have the gateway train: `settings` are named, such as epochs, lot, clip, model. See `wait`, `download`."""
         told = {"label": label, "epsilon": epsilon, **settings}
         found = self._told("POST", f"/datasets/{self._one(dataset)}/trainings", told)
-        return Training(found["request"], found["dataset"], found["state"], found["said"])
+        return RemoteTraining(found["request"], found["dataset"], found["state"], found["said"])
 
     def requests(self, *, state: str | None = None, dataset: str | None = None) -> list[Request]:
         """One's requests, or all of a data set for those who watch it, the newest first."""

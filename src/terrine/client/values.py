@@ -75,7 +75,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Training:
+class RemoteTraining:
     """A training that was taken in: `Gateway.wait` sees it through, `Gateway.download` fetches what is handed on."""
 
     request: str

@@ -31,7 +31,7 @@ from terrine.queries.parsing import question_of
 from terrine.queries.planning import Options, certified
 
 
-class BeyondAllowance(Exception):
+class _BeyondAllowance(Exception):
     """The allowance does not hold it; nothing was charged or counted."""
 
 
@@ -95,7 +95,7 @@ class Asking:
         row = self._new(caller, name, body, priced)
         try:
             return self._answer(opened, priced, row)
-        except BeyondAllowance:
+        except _BeyondAllowance:
             return self._wait(opened, priced, row)
 
     def answer_approved(self, request: str, *, by: str, reason: str) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Asking:
         try:
             answer = opened.asked(till, priced.question, priced.options)
             return self._kept(till, row, answer, opened)
-        except BeyondAllowance:
+        except _BeyondAllowance:
             raise
         except Exception as error:
             state = self._ended(row["request"]) if till.reserved else ""
@@ -220,7 +220,7 @@ class _Till:
             elif members.reserve(session, row["dataset"], row["member"], row["price"]):
                 requests.add(session, row | {"state": "reserved", "counted": 1, "server": self._presence.server})
             else:
-                raise BeyondAllowance
+                raise _BeyondAllowance
         self.reserved = True
         self.charge = self._opened.purse.charge(event, purpose=requests.purpose(row), by=row["member"])
         return self.charge
