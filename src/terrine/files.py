@@ -38,6 +38,11 @@ def written(path: Path, *, private: bool) -> Iterator[IO[bytes]]:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # so that after a power failure, too, what came later is not there without it
+    finally:
+        os.close(folder)
 
 
 def write(path: Path, content: bytes | str, *, private: bool) -> None:

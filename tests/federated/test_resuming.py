@@ -100,14 +100,14 @@ def test_clients_that_train_with_noise_of_their_own_are_the_same_when_repeated(t
     [
         ({"data": clients(0.01)}, "data"),
         ({"plan": small_plan(noise=0.9)}, "plan"),
-        ({"local": federated.Local(epochs=2)}, "local steps"),
-        ({"local": federated.Local(lambda ps: torch.optim.SGD(ps, lr=0.2))}, "local steps"),
+        ({"local": federated.Local(epochs=2)}, "local training"),
+        ({"local": federated.Local(lambda ps: torch.optim.SGD(ps, lr=0.2))}, "local training"),
         ({"server": federated.FedAvg(learning_rate=2.0)}, "server"),
         ({"server": federated.FedAdam()}, "server"),
         ({"silent": [3]}, "silent"),
-        ({"dropping": 0.1}, "dropouts"),
-        ({"full": True}, "adding"),
-        ({"by_round": True}, "charges"),
+        ({"dropping": 0.1}, "dropout rate"),
+        ({"full": True}, "way of adding"),
+        ({"by_round": True}, "way of charging"),
     ],
 )
 def test_its_noise_falls_on_nothing_else(tmp_path, changes, why):
@@ -156,3 +156,36 @@ def test_another_account_pays_anew(tmp_path):
     federation(tmp_path / "a", account=one).round()
     federation(tmp_path / "a", account=other).round()
     assert [len(one.charges), len(other.charges)] == [1, 1]
+
+
+def test_another_accounts_charge_does_not_undo_what_was_noted_of_a_round(tmp_path, monkeypatch):
+    """The charge is saved, and that save once dropped the note of the round that is about to be repeated."""
+
+    class Account:
+        name = "other"
+
+        def charge(self, event, *, purpose, by):
+            pass
+
+    found = begun(tmp_path / "a")
+    monkeypatch.setattr(found, "_save", lambda: None)
+    found.round()
+    again = federation(tmp_path / "a", account=Account())
+    honest = again._updates
+    monkeypatch.setattr(again, "_updates", lambda those: {one: 0.5 * two for one, two in honest(those).items()})
+    with pytest.raises(InvalidArgument, match="noise must not be used twice"):
+        again.round()
+
+
+def test_a_federation_that_is_overtaken_is_not_charged(tmp_path):
+    class Account:
+        name, charges = "clients", 0
+
+        def charge(self, event, *, purpose, by):
+            self.charges += 1
+
+    account, slow = Account(), federation(tmp_path / "a", account=(other := Account()))
+    begun(tmp_path / "a", account=account)
+    with pytest.raises(OutOfOrder, match="one at a time"):
+        slow.round()
+    assert (account.charges, other.charges) == (1, 0)

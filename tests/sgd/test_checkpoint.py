@@ -304,9 +304,9 @@ def test_a_run_whose_secrets_were_taken_out_does_not_go_on(tmp_path, small):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"version": 1, "taken": 3}, "version 1, want 3"),
-        ({"version": 3}, "without its record"),
-        ({"version": 3, "record": torch.zeros(3, dtype=torch.uint8), "sealed": None}, "not a checkpoint"),
+        ({"version": 1, "taken": 3}, "version 1, want 4"),
+        ({"version": 4}, "without its record"),
+        ({"version": 4, "record": torch.zeros(3, dtype=torch.uint8), "sealed": None}, "not a checkpoint"),
         ({"weight": torch.zeros(3)}, "version is missing"),
         ([1, 2], "version is missing"),
     ],

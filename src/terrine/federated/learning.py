@@ -237,11 +237,13 @@ class Federation:
         """One round: charge, draw, local steps, the noisy sum, the server's step.
 
         Raises:
-            OutOfOrder: the plan's rounds are over.
+            OutOfOrder: the plan's rounds are over, or another run went on from the checkpoint.
             BudgetExceeded: the account has not enough left; no client was drawn.
         """
         if self._begun >= self.plan.rounds:
             raise OutOfOrder(f"{self.plan.rounds} rounds are over: want a plan with more")
+        if self._kept is not None:
+            self._kept.take_over(self._begun)
         self._pay()
         number = self._begun
         self._begun = self.history.rounds = number + 1
@@ -305,18 +307,16 @@ class Federation:
     def _restore(self, kept: FederationCheckpoint) -> None:
         """Go on from where the file is, if there is one."""
         settings = {
-            "local steps": self._local, "server": [type(self._server), self._server], "dropouts": self._dropping,
-            "ways of adding up": self._full, "silent clients": sorted(self._silent), "presence": self._present,
-            "charges": self._by_round, "data": list(self._clients),
+            "local training": self._local, "server": [type(self._server), self._server], "presence": self._present,
+            "dropout rate": self._dropping, "way of adding up": self._full, "way of charging": self._by_round,
+            "set of silent clients": sorted(self._silent), "data set": list(self._clients),
         }  # fmt: skip
         prints = {name: fingerprint.of_value(one) for name, one in settings.items()}
-        found = kept.open(repr(self.plan), prints | {"model": fingerprint.of_model(self.model)})
+        prints["model"] = fingerprint.of_model(self.model)
+        found = kept.open(repr(self.plan), self.plan.rounds, prints)
         if found is None:
-            kept.begin(anew=True)
             return
         record = found.record
-        if found.key is None and record["rounds"] < self.plan.rounds:
-            raise InvalidArgument(f"{kept.path}: its secrets are gone, so the run cannot go on; want another path")
         try:
             self.model.load_state_dict(record["model"])
             self._optimizer.load_state_dict(record["optimizer"])
@@ -325,9 +325,7 @@ class Federation:
             raise InvalidArgument(f"{kept.path}: a run of another model or server ({reason})") from None
         self.history, self._bound = RoundHistory(**record["history"]), record["bound"]
         self._turns, self._paid, self._begun = record["turns"], _Paid(**record["paid"]), record["rounds"]
-        if found.key is not None:
-            self._key = found.key
-            kept.begin(anew=False)
+        self._key = found.key or self._key
 
     def _save(self) -> None:
         if self._kept is None:

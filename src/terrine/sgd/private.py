@@ -17,7 +17,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -140,15 +139,16 @@ def start(
         prints = {name: fingerprint.of_value(one) for name, one in others.items() if one is not None}
         prints |= {"model": fingerprint.of_model(bare)} | fingerprint.of_optimizer(optimizer, bare)
         saved = kept.open(plan, source, prints, piece=piece, memory=memory)
-    key = distributed.agreed(saved.key if saved else Key.fresh() if plan.seed is None else Key.seeded(plan.seed))
+    old = None if saved is None else saved.key
+    key = distributed.agreed(old or (Key.fresh() if plan.seed is None else Key.seeded(plan.seed)))
     step = Step(bare, plan, key, limit)
     if kept is not None and saved is not None:
-        if saved.limit != step.limit:
-            begun = f"the run in {kept.path} was begun, and charged, for {saved.limit} steps"
+        if saved.record["limit"] != step.limit:
+            begun = f"the run in {kept.path} was begun, and charged, for {saved.record['limit']} steps"
             raise InvalidArgument(f"limit={step.limit}: {begun}")
         if saved.record.get("looks", repr(None)) != repr(looks):
             raise InvalidArgument(f"validation: the run in {kept.path} was begun, and charged, with another")
-    receipt = None if saved is None else saved.charged_to
+    receipt = None if saved is None else saved.record["charged_to"]
     if account is not None and distributed.is_first() and not _is_charged(account, receipt):
         event = plan.event_after(step.limit)
         if looks is not None:
@@ -288,25 +288,14 @@ def _memory(memory: float | None, piece: int | None, workers: int) -> float | No
 
 
 def _kept(checkpoint: Checkpoint | str | Path | None) -> Checkpoint | None:
-    """Where the run is kept, tried before anything is charged.
+    """Where the run is kept.
 
     Raises:
         InvalidArgument: it is no place.
-        OutOfOrder: nothing can be written there.
     """
     kept = Checkpoint(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
-    if kept is None:
-        return None
-    if not isinstance(kept, Checkpoint):
+    if not isinstance(kept, Checkpoint | None):
         raise check.refuse("checkpoint", kept, "a path or a Checkpoint")
-    if distributed.is_first():
-        try:
-            TemporaryFile(dir=kept.path.parent).close()
-        except OSError as error:
-            raise OutOfOrder(
-                f"{kept.path}: the checkpoint could not be written ({error.strerror}); want a folder that is there "
-                "and has room"
-            ) from error
     return kept
 
 

@@ -5,10 +5,11 @@ loop of the caller's own shows its loss to nobody, so what is compared is what i
 few numbers of its clipped sums are noted; a repeated step whose numbers differ by more than rounding is refused.
 
 The notes are sums without noise: they are encrypted (AES-GCM, with the step as associated data) under the checkpoint's
-key, lie in a file of the owner's own, `<path>.steps`, and go when the next checkpoint is written.
+key, lie in a file of the owner's own, `<path>.steps`, and go when a checkpoint of a later step is written.
 
 Two runs that are alive at once would not see each other's steps. So the file begins with a mark of the run that went on
-last; every step and every save is made while the file is locked, and only by the run whose mark it bears.
+last, and the step of its last save; every step and every save is made while the file is locked, and only by the run
+whose mark it bears. `sealed.py` has the whole argument.
 """
 
 from __future__ import annotations
@@ -33,20 +34,44 @@ _KEPT = 64
 """Numbers of each parameter's sum that are noted."""
 _ROUNDING = 1e-3
 """What sums may differ by, relative to their length, where they are added up in another order."""
-_MARK = 16
+_MARK, _HEAD = 16, 24
+"""Bytes of the mark of the run that goes on; with the step that it goes on from."""
 
 Floats = NDArray[np.float32]
 
 
-class Notes:
-    """What steps from the last checkpoint on were about to release; whoever opens them takes the run over."""
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[io.FileIO]:
+    """The file at `path`, which is made if it is missing, held by nobody else while the block runs."""
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
 
-    def __init__(self, path: Path, key: bytes) -> None:
+
+def overtaken(path: Path) -> OutOfOrder:
+    """What a run is told that another one left behind."""
+    return OutOfOrder(
+        f"{path}: another run went on from the same checkpoint, and its noise must not be used twice; want one at a "
+        "time, or another path"
+    )
+
+
+class Notes:
+    """What steps from the last checkpoint on were about to release; whoever opens them takes the run over.
+
+    `file` is the one at `path`, locked; `saved` is the step that the checkpoint goes on from.
+    """
+
+    def __init__(self, path: Path, file: io.FileIO, key: bytes, saved: int) -> None:
         self._path, self._cipher, self._mark = path, AESGCM(key), os.urandom(_MARK)
-        with self._locked() as file:
-            self._seen = dict(self._read(file))
-            file.seek(0)
-            file.write(self._mark)
+        last = int.from_bytes(file.read(_HEAD)[_MARK:], "big")
+        if last > saved:
+            raise InvalidArgument(
+                f"{path}: the run was saved after {last} steps, and its checkpoint is an older copy, of {saved}; its "
+                "noise must not be used twice; want the newest, or another path, where a fresh run has to be paid for"
+            )
+        self._seen = dict(self._read(file))
+        self._sign(file, saved)
 
     def check(self, step: int, sums: Mapping[str, Tensor]) -> None:
         """Note a step that is about to be released; refuse one that was released before with other sums.
@@ -74,24 +99,21 @@ class Notes:
         Raises:
             OutOfOrder: another run went on from the same checkpoint.
         """
-        with self._locked() as file:
+        with locked(self._path) as file:
             if file.read(_MARK) != self._mark:
-                raise OutOfOrder(
-                    f"{self._path}: another run went on from the same checkpoint, and its noise must not be used "
-                    "twice; want one at a time, or another path"
-                )
+                raise overtaken(self._path)
             yield file
 
-    def forget(self, file: io.FileIO) -> None:
-        """A checkpoint was written while `alone`: no step before it is repeated."""
-        file.truncate(_MARK)
-        self._seen = {}
+    def forget(self, file: io.FileIO, saved: int) -> None:
+        """A checkpoint was written while `alone`, that goes on from step `saved`: none before it is repeated."""
+        self._sign(file, saved)
+        if all(step < saved for step in self._seen):
+            file.truncate(_HEAD)
+            self._seen = {}
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[io.FileIO]:
-        with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
+    def _sign(self, file: io.FileIO, saved: int) -> None:
+        file.seek(0)
+        file.write(self._mark + saved.to_bytes(_HEAD - _MARK, "big"))
 
     def _append(self, file: io.FileIO, step: int, found: Floats) -> None:
         nonce = os.urandom(12)
@@ -104,7 +126,8 @@ class Notes:
 
     def _read(self, file: io.FileIO) -> list[tuple[int, Floats]]:
         """The notes of a run that was interrupted; one that was cut short by a crash was of no release."""
-        content, at, found = file.read(), _MARK, []
+        file.seek(0)
+        content, at, found = file.read(), _HEAD, []
         while len(content) >= at + 16:
             step, size = (int.from_bytes(content[at + 8 * k : at + 8 * k + 8], "big") for k in (0, 1))
             sealed = content[at + 16 : at + 16 + size]
