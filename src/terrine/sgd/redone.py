@@ -62,8 +62,8 @@ class Notes:
     `file` is the one at `path`, locked; `saved` is the step that the checkpoint goes on from.
     """
 
-    def __init__(self, path: Path, file: io.FileIO, key: bytes, saved: int) -> None:
-        self._path, self._cipher, self._mark = path, AESGCM(key), os.urandom(_MARK)
+    def __init__(self, path: Path, file: io.FileIO, cipher: AESGCM, saved: int) -> None:
+        self._path, self._cipher, self._mark = path, cipher, os.urandom(_MARK)
         last = int.from_bytes(file.read(_HEAD)[_MARK:], "big")
         if last > saved:
             raise InvalidArgument(

@@ -141,7 +141,8 @@ class SealedFile:
             fresh = self._digest is None
             if fresh:
                 file.truncate(0)  # notes of another run, whose checkpoint is gone
-            self._notes = Notes(self._notes_path, file, self._sealing_key(make=fresh), saved)
+            self._cipher = AESGCM(self._sealing_key(make=fresh))
+            self._notes = Notes(self._notes_path, file, self._cipher, saved)
 
     def before_release(self, step: int, sums: Mapping[str, Tensor]) -> None:
         """Note what a step is about to release; refuse a repeated one that comes out otherwise than it did.
@@ -207,8 +208,7 @@ class SealedFile:
 
     def _sealed(self, secret: dict[str, Any], body: bytes) -> bytes:
         nonce = os.urandom(12)
-        cipher = AESGCM(self._sealing_key(make=False))
-        return nonce + cipher.encrypt(nonce, json.dumps(secret).encode(), hashlib.sha256(body).digest())
+        return nonce + self._cipher.encrypt(nonce, json.dumps(secret).encode(), hashlib.sha256(body).digest())
 
     def _unsealed(self, sealed: bytes, body: bytes) -> dict[str, Any]:
         cipher = AESGCM(self._sealing_key(make=False))
