@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
+from tests.benchmarks import load
 
-def _load() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "audit_bugs.py"
-    spec = importlib.util.spec_from_file_location("audit_bugs", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["audit_bugs"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-BUGS = _load()
+BUGS = load("audit_bugs")
 
 
 @pytest.mark.parametrize("name", list(BUGS.BUGS))

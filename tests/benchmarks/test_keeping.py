@@ -1,21 +1,13 @@
 """What a benchmark measured is read back under the same settings, and measured again under others."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
+from tests.benchmarks import load
 
-@pytest.fixture
-def once():
-    path = Path(__file__).parents[2] / "benchmarks" / "keeping.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_keeping", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.once
+once = load("keeping").once
 
 
-def test_it_is_measured_once_for_each_settings(once, tmp_path):
+def test_it_is_measured_once_for_each_settings(tmp_path):
     path, asked = tmp_path / "study" / "point.json", []
 
     def make():
@@ -29,7 +21,7 @@ def test_it_is_measured_once_for_each_settings(once, tmp_path):
     assert len(asked) == 2
 
 
-def test_a_measurement_that_fails_leaves_what_was_kept(once, tmp_path):
+def test_a_measurement_that_fails_leaves_what_was_kept(tmp_path):
     path = tmp_path / "point.json"
     kept = once(path, {"clip": 1.0}, lambda: {"accuracy": 0.9})
     with pytest.raises(ZeroDivisionError):

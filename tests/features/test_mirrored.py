@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,17 +9,12 @@ import torch
 from torch import Tensor
 
 from terrine.features.architectures import scatter_features
+from tests.benchmarks import load
 
 
 @pytest.fixture(scope="module")
 def features() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "features.py"
-    spec = importlib.util.spec_from_file_location("features", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("features")
 
 
 def _smooth_images() -> Tensor:

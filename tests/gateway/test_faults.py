@@ -1,30 +1,12 @@
 """A full disk, a database that is away, a clock that goes back, a server that is killed: clear errors, nothing lost."""
 
-import importlib.util
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 
+from tests.benchmarks import load
 from tests.gateway import clinic as made
 from tests.gateway.clinic import COUNT, VISITS, done
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def load(name):
-    if (known := sys.modules.get(f"benchmarks_{name}")) is not None:
-        return known
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[f"benchmarks_{name}"] = module
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return module
 
 
 def test_a_database_that_is_away_is_said_and_comes_back(clinic):
@@ -108,16 +90,6 @@ def test_two_requests_at_once_cannot_pass_an_allowance_together(clinic):
     assert mine["allowance_spent"] == pytest.approx(0.3)
 
 
-@pytest.fixture(scope="module")
-def postgresql():
-    postgres = load("postgres")
-    if reason := postgres.reason_to_skip():
-        pytest.skip(reason)
-    pytest.importorskip("psycopg")
-    with postgres.server(durable=False) as url:
-        yield url
-
-
 def test_two_servers_on_one_postgresql_agree(postgresql, tmp_path):
     first = made.opened(tmp_path, ledger=postgresql, limits={"threads": 8})
     try:
@@ -158,8 +130,6 @@ def test_two_servers_on_one_postgresql_agree(postgresql, tmp_path):
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"])
 def test_a_killed_server_forgets_nothing(store, tmp_path, request):
     ledger = "ledger.db" if store == "sqlite" else request.getfixturevalue("postgresql")
-    if store == "postgresql":
-        ledger = load("postgres").schema(ledger, "killed")
     found = load("gateway").kills(tmp_path / "run", ledger, kills=3, training=False)
     assert found["kills"] == 3
 

@@ -1,28 +1,13 @@
 """Engines are found here: DuckDB always, PostgreSQL where a server can be started, Spark where there is Java."""
 
-import importlib.util
-import secrets
 import shutil
-import sys
-from pathlib import Path
 
 import duckdb
 import pytest
 
 from terrine import ledger, queries
 from terrine.events import Budget, Unit
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def load(name):
-    if (known := sys.modules.get(f"benchmarks_{name}")) is not None:
-        return known
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[f"benchmarks_{name}"] = module
-    spec.loader.exec_module(module)
-    return module
+from tests.benchmarks import load
 
 
 class DuckDB:
@@ -101,16 +86,6 @@ def spark():
 
 
 @pytest.fixture(scope="session")
-def postgres_url():
-    postgres = load("postgres")
-    if reason := postgres.reason_to_skip():
-        pytest.skip(reason)
-    pytest.importorskip("psycopg")
-    with postgres.server(durable=False) as url:
-        yield postgres.schema(url, f"test_{secrets.token_hex(4)}")
-
-
-@pytest.fixture(scope="session")
 def engines(request):
     """An engine by its name, made once."""
     made = {}
@@ -120,7 +95,8 @@ def engines(request):
             if name == "duckdb":
                 made[name] = DuckDB()
             elif name == "postgres":
-                made[name] = PostgreSQL(request.getfixturevalue("postgres_url"))
+                server = request.getfixturevalue("postgresql_server")
+                made[name] = PostgreSQL(load("postgres").schema(server, "engines"))
             else:
                 made[name] = Spark(request.getfixturevalue("spark"))
         return made[name]
