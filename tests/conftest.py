@@ -6,7 +6,7 @@ Where a run must be repeatable (CI is set), hypothesis draws the same examples e
 
 import os
 import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,7 +64,13 @@ def postgresql_server() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def new_schema(postgresql_server: str) -> Callable[[], str]:
+    """Makes fresh schemas on the server, and gives their URLs."""
+    return lambda: str(load("postgres").schema(postgresql_server, f"test_{secrets.token_hex(6)}"))
+
+
 @pytest.fixture
-def postgresql(postgresql_server: str) -> str:
-    """The URL of a fresh schema on the server."""
-    return str(load("postgres").schema(postgresql_server, f"test_{secrets.token_hex(6)}"))
+def postgresql(new_schema: Callable[[], str]) -> str:
+    """The URL of a fresh schema."""
+    return new_schema()

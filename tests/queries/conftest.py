@@ -7,7 +7,6 @@ import pytest
 
 from terrine import ledger, queries
 from terrine.events import Budget, Unit
-from tests.benchmarks import load
 
 
 class DuckDB:
@@ -95,8 +94,7 @@ def engines(request):
             if name == "duckdb":
                 made[name] = DuckDB()
             elif name == "postgres":
-                server = request.getfixturevalue("postgresql_server")
-                made[name] = PostgreSQL(load("postgres").schema(server, "engines"))
+                made[name] = PostgreSQL(request.getfixturevalue("new_schema")())
             else:
                 made[name] = Spark(request.getfixturevalue("spark"))
         return made[name]
