@@ -6,7 +6,8 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constrai
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# Tests start hundreds of processes: what they import is compiled once.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 COVERAGE := --cov=terrine --cov-report=term:skip-covered
 # From Python 3.12 on the interpreter itself says which lines ran; before, watching them would double the time.
 QUICK_COVERAGE := $(shell $(PYTHON) -c "import sys; print('$(COVERAGE)' if sys.version_info >= (3, 12) else '')")

@@ -225,7 +225,7 @@ def test_a_mechanism_that_fails_has_wasted_its_charge(tmp_path):
 
 
 def test_sealed_fields_are_for_the_owner_alone(url, tmp_path):
-    key, bill = new_key(), "the data-dependent bill is 0.8341"
+    key, bill = new_key(), "the data-dependent bill is 0.8341062957"
     with Ledger.open(url, key=key) as ledger:
         account = ledger.account("main", budget=PURE)
         account.charge(PureDP(epsilon=0.1), sealed=bill)
@@ -237,9 +237,9 @@ def test_sealed_fields_are_for_the_owner_alone(url, tmp_path):
         exported = io.StringIO()
         ledger.export(exported)
         listing = repr(list(account.history())) + repr(account.report()) + exported.getvalue()
-        assert "8341" not in listing
+        assert "8341062957" not in listing
     if url.startswith("sqlite"):
-        assert b"8341" not in (tmp_path / "ledger.db").read_bytes()
+        assert b"8341062957" not in (tmp_path / "ledger.db").read_bytes()
     with Ledger.open(url) as ledger:
         with pytest.raises(InvalidArgument, match="without a key"):
             ledger.account("main").unseal(1)
