@@ -19,7 +19,7 @@ from tests.accounting.grammar import deltas, epsilons, events
 from tests.thorough import MORE, examples
 
 thoroughly = settings(
-    max_examples=examples(40), derandomize=MORE == 1, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(30), derandomize=MORE == 1, deadline=None, suppress_health_check=list(HealthCheck)
 )
 SECONDS = 10.0  # of a processor that others use, too; 5 on one that nobody else does
 OTHERS = {

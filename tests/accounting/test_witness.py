@@ -431,7 +431,7 @@ def any_event(depth: int, relation: Neighbours) -> st.SearchStrategy[Event]:
     return st.one_of(choices)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.data(), st.floats(-300, -0.4).map(lambda x: 10**x))
 def test_the_whole_grammar_is_enclosed(data: st.DataObject, delta: float) -> None:
     try:

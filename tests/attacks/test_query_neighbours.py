@@ -28,7 +28,7 @@ def test_the_worst_person_stays_within_the_claim(engine, shape, mine):
     assert not violations(engine, shape, mine, OTHERS)
 
 
-@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(4), deadline=None, suppress_health_check=list(HealthCheck))
 @given(mine=hostile_rows)
 def test_any_person_stays_within_the_claim(engine, mine):
     for shape in ("mean and count", "two keys", "private join", "quantiles"):
