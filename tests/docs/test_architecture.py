@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import terrine
+
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| (\d+) \| ([^|]*) \| ", re.MULTILINE)
 
@@ -33,3 +35,9 @@ def test_every_package_has_a_row(rows):
     source = ROOT / "src" / "terrine"
     modules = {path.stem for path in source.glob("*.py")} | {path.parent.name for path in source.glob("*/__init__.py")}
     assert set().union(*rows) == modules - {"__init__", "__main__"}
+
+
+def test_every_public_package_is_in_the_api_reference():
+    shown = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
+    wanted = set(terrine.__all__) - {"__version__"}
+    assert {name for name in wanted if not re.search(rf"^::: terrine\.{name}\b", shown, re.MULTILINE)} == set()
