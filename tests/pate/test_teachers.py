@@ -251,6 +251,7 @@ def test_teachers_train_on_a_real_local_cluster(cluster, digits, tmp_path, reque
 
 
 def test_dask_without_a_cluster_is_refused():
+    pytest.importorskip("distributed")
     with pytest.raises(InvalidArgument, match=r"want distributed\.Client"):
         teachers.train_estimators(
             LogisticRegression(), np.eye(4), [0, 1, 0, 1], pate.split(4, 2, seed=0), classes=2, backend="dask"
