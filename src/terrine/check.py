@@ -15,6 +15,8 @@ SMALLEST_DELTA = 1e-300
 
 LARGEST_EPSILON = 20.0
 """Beyond it, whoever was all but sure that somebody is not in the data can become all but sure that they are."""
+LARGEST_DELTA = 1e-4
+"""Beyond it a guarantee for people whose number is not public is called weak."""
 LONGEST_TEXT = 10_000
 """The most characters of a text for people."""
 
@@ -161,12 +163,18 @@ def whole(name: str, value: Any, at_least: int = 1, hint: str = "") -> int:
 
 
 def weakness(epsilon: float, delta: float, *, units: int | None) -> str:
-    """Why a guarantee for `units` units means little, in words; empty where it means something."""
+    """Why a guarantee for `units` units means little, in words; empty where it means something.
+
+    Where nobody may know how many they are (None), delta is judged as for ten thousand.
+    """
     found = []
     if epsilon > LARGEST_EPSILON:
         found.append(f"epsilon={epsilon:g} is above {LARGEST_EPSILON:g}, which hardly limits what anyone can learn")
     if units is not None and delta >= 1 / units:
         found.append(f"delta={delta:g} is not below 1/{units}: publishing one of them outright would keep it")
+    if units is None and delta > LARGEST_DELTA:
+        told = f"publishing one of {1 / LARGEST_DELTA:,.0f} people outright would keep it"
+        found.append(f"delta={delta:g} is above {LARGEST_DELTA:g}: {told}")
     return "; ".join(found)
 
 

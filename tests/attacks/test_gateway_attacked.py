@@ -53,7 +53,14 @@ def test_the_keeper_leaves_what_began_while_it_was_reading(clinic, monkeypatch):
     clinic.lend("ann-kept")
     gateway = clinic.gateway
     row = requests.new(
-        gateway.database, dataset="visits", member="ann-kept", kind="query", asked={}, question="", price=1, delta=0.0
+        gateway.database,
+        dataset="visits",
+        member="ann-kept",
+        kind="query",
+        asked={},
+        question="",
+        epsilon=0.1,
+        delta=0.0,
     )
     row |= {"state": "reserved", "server": gateway.presence.server}
 
@@ -195,3 +202,37 @@ def test_answers_of_others_stay_theirs(clinic, ann):
     officer = clinic.lend("nosy", role="officer")
     assert done(officer.get(f"/requests/{request}"))["answer"] is None
     assert json.dumps(done(officer.get("/requests"))).count('"rows"') == 0
+
+
+def test_an_allowance_limits_delta_too(clinic):
+    """Questions of epsilon 0.000001 and a large delta counted as nothing against an allowance, and spent the budget."""
+    told = COUNT | {"epsilon": 1e-6, "delta": 0.12, "reason": "please"}
+    greedy = clinic.lend("greedy", allowance=0.1)  # of 2: five hundredths of the delta, too
+    before = clinic.spent()
+    refused = greedy.post("/datasets/visits/ask", json=told)
+    assert refused.status_code == 422
+    assert "want at most 1e-06" in refused.text
+    within = {"delta": 4e-8, "epsilon": 0.001, "keys": "private"}
+    done(greedy.post("/datasets/visits/ask", json=COUNT | within))
+    beyond = greedy.post("/datasets/visits/ask", json=COUNT | within | {"fresh": True})
+    assert beyond.status_code == 403
+    assert "delta 4e-08 is beyond what is left of your allowance (epsilon 0.099, delta 1e-08)" in beyond.text
+    assert clinic.spent() == before + 1
+    [mine] = done(greedy.get("/budget"))
+    assert mine["allowance_delta_spent"] == pytest.approx(4e-8)
+    price = done(greedy.post("/datasets/visits/price", json=COUNT | within))
+    assert not price["fits_allowance"]
+    assert price["allowance_delta_left"] == pytest.approx(1e-8)
+    [sums] = [
+        one for one in done(clinic.owner.get("/datasets/visits/spending"))["members"] if one["member"] == "greedy"
+    ]
+    assert sums == {"member": "greedy", "charges": 1, "epsilon": pytest.approx(0.001), "delta": pytest.approx(4e-8)}
+
+
+def test_private_keys_are_not_used_up_by_one_analyst(clinic):
+    """One question could take all of the delta that is set aside for private keys, at a negligible epsilon."""
+    loud, quiet = clinic.lend("loud", allowance=0.2), clinic.lend("quiet", allowance=0.2)
+    keys = COUNT | {"keys": "private", "epsilon": 0.01}
+    assert loud.post("/datasets/visits/ask", json=keys | {"delta": 2.4e-7}).status_code == 403
+    done(loud.post("/datasets/visits/ask", json=keys | {"delta": 1e-7}))
+    done(quiet.post("/datasets/visits/ask", json=keys))

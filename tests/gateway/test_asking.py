@@ -122,7 +122,7 @@ def test_what_a_dead_server_left_is_settled_by_the_ledger(clinic):
         )
         other = row | {"request": "e" * 32, "state": "reserved", "answer": "", "charge": "", "server": "f" * 32}
         requests.add(session, other)
-        assert requests.members.reserve(session, "visits", "ann", row["price"])
+        assert requests.members.reserve(session, row)
     requests.settle_abandoned(database, clinic.gateway.presence, set())
     states = {one["request"]: one for one in done(ann.get("/requests"))}
     assert states[found["request"]]["state"] == "failed"
@@ -168,7 +168,7 @@ def test_the_officer_sees_everything_and_the_log_is_whole(clinic):
     ann, eve = clinic.lend("ann"), clinic.lend("eve", role="officer")
     done(ann.post("/datasets/visits/ask", json=COUNT | {"purpose": "a study"}))
     found = done(eve.get("/datasets/visits/spending"))
-    assert found["members"] == [{"member": "ann", "charges": 1, "epsilon": pytest.approx(0.1)}]
+    assert found["members"] == [{"member": "ann", "charges": 1, "epsilon": pytest.approx(0.1), "delta": 0.0}]
     assert "a study" in found["charges"][0]["purpose"]
     log = done(eve.get("/log"))
     assert log["broken"] == ""

@@ -104,3 +104,13 @@ def test_a_name_has_one_role(shared):
     told = {"role": "officer", "allowance": 0}
     assert shared.owner.put("/datasets/visits/members/one-role", json=told).status_code == 409
     assert shared.owner.put("/members/one-role", json=told).status_code == 409
+
+
+def test_a_token_from_before_a_loan_was_taken_back_stays_dead(clinic):
+    """Lent again, a data set was open to the token whose leak was the reason to take it back."""
+    old = clinic.lend("leaky")
+    done(old.get("/budget"))
+    done(clinic.owner.delete("/datasets/visits/members/leaky"))
+    new = clinic.lend("leaky")
+    assert old.get("/budget").status_code == 401
+    done(new.get("/budget"))

@@ -57,6 +57,8 @@ def test_a_denied_question_costs_nothing(told):
     with pytest.raises(TerrineError, match="waits"):
         told("ann", "ask", *QUESTION, "--epsilon", "0.5", "--reason", "please")
     request = told("eve", "requests").split()[0]
-    assert "denied, epsilon 0.5 not charged" in told("eve", "deny", request, "--reason", "ask for less")
+    assert "denied, epsilon 0.5 at delta 0 not charged" in told("eve", "deny", request, "--reason", "ask for less")
     assert json.loads(told("eve", "spending", "--json"))["charges"] == []
-    assert "0 of 2 spent by all; of your allowance 0 of 0.15" in told("ann", "datasets").replace("\n", " ")
+    assert "0 of 2 spent by all; of your allowance 0 of 0.15, and 0 of delta 7.5e-08" in told(
+        "ann", "datasets"
+    ).replace("\n", " ")

@@ -300,6 +300,10 @@ def refusal(terms: Terms, spent: Cost, event: Event) -> BudgetExceeded | Unsuppo
         return BudgetExceeded(f"{kind}: a plan holds the whole budget ({budget}); nothing was charged; open another")
     if cost.unknown and not isinstance(event, NonPrivate):
         return UnsupportedEvent(event, by="the filter")
+    if cost.delta and spent.delta + cost.delta > terms._failures:
+        left = f"{shown(terms._failures - spent.delta):.3g} is left of the {shown(terms._failures):.3g}"
+        told = f"has a delta of its own, {shown(cost.delta):.3g}, and {left} that {budget} sets aside for such"
+        return BudgetExceeded(f"{kind}: {told}; nothing was charged")
     wanted = quote(terms, spent, event).share
     amount = f"{100 * wanted:.3g}%" if math.isfinite(wanted) else "more than all"
     left = 100 * max(0.0, 1 - terms.used(spent))

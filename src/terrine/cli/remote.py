@@ -70,7 +70,8 @@ def price(
         typer.echo(f"  {column}: " + ("depends on the group" if width is None else f"+-{up(width, 4)}"))
     typer.echo(
         f"  {'fits' if found.fits_budget else 'does NOT fit'} the budget; "
-        f"{'within' if found.fits_allowance else 'BEYOND'} your allowance ({found.allowance_left:.6g} left)"
+        f"{'within' if found.fits_allowance else 'BEYOND'} your allowance "
+        f"(epsilon {found.allowance_left:.6g}, delta {found.allowance_delta_left:.3g} left)"
     )
 
 
@@ -166,7 +167,8 @@ def spending(
     balance = found["balance"]
     typer.echo(f"{found['dataset']}: epsilon {up(balance['spent'])} of {balance['budget']['epsilon']:g} spent by all")
     for one in found["members"]:
-        typer.echo(f"  {one['member']}: {one['charges']} charges, which alone would cost epsilon {up(one['epsilon'])}")
+        spent = f"epsilon {up(one['epsilon'])}, delta {up(one['delta'], 3)}"
+        typer.echo(f"  {one['member']}: {one['charges']} charges, in sum {spent}")
     for one in found["charges"]:
         when = datetime.datetime.fromtimestamp(one["at"], datetime.UTC).isoformat(" ", "minutes")
         typer.echo(f"  {one['sequence']}  {when}  {one['by']}: {one['purpose']}")
@@ -263,7 +265,7 @@ def _show(answer: RemoteAnswer, as_json: bool) -> None:
 
 
 def _line(one: Request) -> str:
-    cost = f"epsilon {up(one.epsilon)} {'charged' if one.charged else 'not charged'}"
+    cost = f"epsilon {up(one.epsilon)} at delta {one.delta:g} {'charged' if one.charged else 'not charged'}"
     told = (f"{one.request} {one.kind} by {one.member} on {one.dataset}: {one.state}, {cost}", one.said or one.progress)
     return "; ".join(part for part in told if part)
 
@@ -278,4 +280,7 @@ def _fetch(gateway: Gateway, request: str, out: Path) -> None:
 def _allowed(left: dict[str, Any]) -> str:
     if left["allowance"] is None:
         return "no allowance: your role does not ask"
-    return f"of your allowance {left['allowance_spent']:.6g} of {left['allowance']:.6g}"
+    return (
+        f"of your allowance {left['allowance_spent']:.6g} of {left['allowance']:.6g}, "
+        f"and {left['allowance_delta_spent']:.3g} of delta {left['allowance_delta']:.3g}"
+    )

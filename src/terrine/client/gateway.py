@@ -274,13 +274,13 @@ def _question(sql: str, epsilon: float, options: dict[str, Any]) -> dict[str, An
 
 def _price(found: dict[str, Any], widths: dict[str, float | None], archived: bool) -> Price:
     event = from_json(json.dumps(found["event"]))
-    told = [found[name] for name in ("fits_budget", "fits_allowance", "allowance_left")]
+    told = [found[name] for name in ("fits_budget", "fits_allowance", "allowance_left", "allowance_delta_left")]
     return Price(found["epsilon"], found["delta"], event, widths, archived, *told)
 
 
 def _request(found: dict[str, Any]) -> Request:
     names = ("request", "dataset", "member", "kind", "state", "charged", "reason", "said", "progress")
-    return Request(**{name: found[name] for name in names}, epsilon=found["price"]["epsilon"], record=found)
+    return Request(**{name: found[name] for name in names}, **found["price"], record=found)
 
 
 def _name(given: str) -> str:

@@ -21,6 +21,7 @@ class Price:
     fits_budget: bool
     fits_allowance: bool
     allowance_left: float
+    allowance_delta_left: float
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Request:
     kind: str
     state: str
     epsilon: float
+    delta: float
     charged: bool
     reason: str
     said: str

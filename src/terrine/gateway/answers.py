@@ -86,6 +86,7 @@ class QuoteShown(BaseModel):
     fits_budget: bool
     fits_allowance: bool
     allowance_left: float
+    allowance_delta_left: float
 
 
 class TrainingQuote(BaseModel):
@@ -98,6 +99,7 @@ class TrainingQuote(BaseModel):
     fits_budget: bool
     fits_allowance: bool
     allowance_left: float
+    allowance_delta_left: float
 
 
 class TableAnswer(BaseModel):
@@ -189,6 +191,9 @@ class BalanceShown(BaseModel):
     """The share of the budget's room for charges that is used up."""
     allowance: float | None
     allowance_spent: float | None
+    allowance_delta: float | None
+    """The delta that comes with the allowance: the same share of the budget's."""
+    allowance_delta_spent: float | None
 
 
 class Member(BaseModel):
@@ -198,7 +203,9 @@ class Member(BaseModel):
     member: str
     role: Role
     allowance: float
+    allowance_delta: float
     spent: float
+    spent_delta: float
     since: int
     revoked: int
     by: str

@@ -66,14 +66,12 @@ class Asking:
         with self._database.read() as session:
             member = members.find(session, name, caller.member)
             kept = requests.archived(session, member=caller.member, question=priced.digest)
-        left = 0 if member is None else max(0, member["allowance"] - member["spent"])
         return found.record() | {
             "dataset": name,
             "event": json.loads(to_json(found.event)),
             "in_archive": kept is not None,
             "fits_budget": account.would_cost(found.event).fits,
-            "fits_allowance": schema.price(found.epsilon) <= left,
-            "allowance_left": left / schema.BILLION,
+            **members.quoted(member, found.epsilon, found.delta),
         }
 
     def mock(self, name: str, body: QuestionBody) -> dict[str, Any]:
@@ -124,7 +122,7 @@ class Asking:
             kind=requests.QUERY,
             asked=body.model_dump(mode="json", exclude_none=True, exclude={"fresh"}),
             question=priced.digest,
-            price=schema.price(priced.epsilon),
+            epsilon=priced.epsilon,
             delta=priced.plan.delta,
         )
 
@@ -191,11 +189,9 @@ class Asking:
     def _wait(self, opened: OpenDataset, priced: Priced, row: dict[str, Any]) -> dict[str, Any]:
         """Keep a question that is beyond the allowance until somebody decides."""
         if not row["reason"]:
-            raise Refused(
-                403,
-                f"epsilon {priced.epsilon:.6g} is beyond what is left of your allowance; nothing was charged; ask "
-                'again with a "reason", and the request waits for approval',
-            )
+            with self._database.read() as session:
+                member = members.find(session, row["dataset"], row["member"])
+            raise members.beyond(member, priced.epsilon, priced.plan.delta)
         if not opened.purse.account().would_cost(priced.plan.event).fits:
             raise Refused(409, "the data set's budget does not hold it, approved or not; nothing was charged")
         wait(self._database, row, self._limits.waiting_per_analyst)
@@ -217,7 +213,7 @@ class _Till:
                 told = {name: row[name] for name in ("decided_by", "decision")} | {"server": self._presence.server}
                 if not requests.move(session, self._database, row["request"], ("waiting",), "reserved", **told):
                     raise Refused(409, "the request waits no more: somebody decided before")
-            elif members.reserve(session, row["dataset"], row["member"], row["price"]):
+            elif members.reserve(session, row):
                 requests.add(session, row | {"state": "reserved", "counted": 1, "server": self._presence.server})
             else:
                 raise _BeyondAllowance
@@ -273,6 +269,7 @@ def collected(database: Database, caller: Caller, request: str) -> dict[str, Any
 
 def _priced(opened: OpenDataset, body: QuestionBody) -> Priced:
     question = question_of(body.sql)
+    opened.must_hold(body.delta)
     options = Options(body.epsilon, body.delta, body.bounds, body.keys, body.bins, body.min_group)
     plan = opened.session.plan(question, options)
     words = json.dumps([opened.name, opened.digest, repr(question), repr(options)])

@@ -71,6 +71,15 @@ class OpenDataset:
     session: queries.Session
     purse: Purse
 
+    def must_hold(self, delta: float | None) -> None:
+        """Refuse a delta that the whole budget does not have.
+
+        Raises:
+            InvalidArgument: it is larger.
+        """
+        if delta is not None and delta > self.body.budget.delta:
+            raise InvalidArgument(f"delta={delta:g}: want at most {self.body.budget.delta:g}, that of the data set")
+
     def asked(self, till: Till, question: Any, options: Any) -> queries.Answer:
         """The answer to one question, charged at `till` before any row is looked at."""
         token = _TILL.set(till)

@@ -1,7 +1,9 @@
 """Who may do what with which data set, and how much each analyst may spend of it without asking anyone.
 
-One name has one role for a data set: who watches does not ask. An allowance is a sum of epsilons, counted before the
-ledger is charged, in the same statement that compares it, so that two requests at once cannot pass it together.
+One name has one role for a data set: who watches does not ask. An allowance of epsilon brings the same share of the
+budget's delta with it. What is counted against it is the sum of epsilons, each at its request's own delta, and the sum
+of those deltas: by basic composition an analyst's answers together are (allowance, its delta)-DP. Both are counted
+before the ledger is charged, in the statement that compares them, so that two requests at once cannot pass it together.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from sqlalchemy import insert, select, update
 
 from terrine.gateway.database import Database, Session, changed
 from terrine.gateway.refusals import Refused, missing
-from terrine.gateway.schema import BILLION, MEMBERS, META
+from terrine.gateway.schema import BILLION, MEMBERS, META, QUINTILLION, TOKENS, price, price_delta
 
 ALL = "*"
 
@@ -31,12 +33,49 @@ def listed(session: Session, dataset: str) -> list[dict[str, Any]]:
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A member as callers see them: epsilon instead of billionths."""
-    return row | {"allowance": row["allowance"] / BILLION, "spent": row["spent"] / BILLION}
+    """A member as callers see them: epsilon and delta instead of small whole parts."""
+    epsilons = {name: row[name] / BILLION for name in ("allowance", "spent")}
+    return row | epsilons | {name: row[name] / QUINTILLION for name in ("allowance_delta", "spent_delta")}
+
+
+def left(row: dict[str, Any] | None) -> tuple[int, int]:
+    """What is left of an allowance, of epsilon and of delta: nothing for who is no member."""
+    if row is None:
+        return 0, 0
+    return max(0, row["allowance"] - row["spent"]), max(0, row["allowance_delta"] - row["spent_delta"])
+
+
+def quoted(row: dict[str, Any] | None, epsilon: float, delta: float) -> dict[str, Any]:
+    """Whether an allowance holds a price, and what is left of it."""
+    epsilon_left, delta_left = left(row)
+    return {
+        "fits_allowance": price(epsilon) <= epsilon_left and price_delta(delta) <= delta_left,
+        "allowance_left": epsilon_left / BILLION,
+        "allowance_delta_left": delta_left / QUINTILLION,
+    }
+
+
+def beyond(row: dict[str, Any] | None, epsilon: float, delta: float) -> Refused:
+    """The refusal of what an allowance does not hold."""
+    left = quoted(row, epsilon, delta)
+    return Refused(
+        403,
+        f"epsilon {epsilon:.6g} at delta {delta:.3g} is beyond what is left of your allowance (epsilon "
+        f"{left['allowance_left']:.6g}, delta {left['allowance_delta_left']:.3g}); nothing was charged; ask for less, "
+        'or again with a "reason", and the request waits for approval',
+    )
 
 
 def lend(
-    session: Session, database: Database, *, dataset: str, member: str, role: str, allowance: int, by: str
+    session: Session,
+    database: Database,
+    *,
+    dataset: str,
+    member: str,
+    role: str,
+    by: str,
+    allowance: int = 0,
+    allowance_delta: int = 0,
 ) -> dict[str, Any]:
     """Give `member` a role for `dataset`, or change the allowance. What was spent stays.
 
@@ -56,9 +95,9 @@ def lend(
         raise Refused(422, f"allowance: is an analyst's; a member who is {role} does not ask")
     if role == "analyst" and dataset == ALL:
         raise Refused(422, "role: an analyst is lent one data set at a time")
-    values = {"role": role, "allowance": allowance, "revoked": 0, "by": by}
+    values = {"role": role, "allowance": allowance, "allowance_delta": allowance_delta, "revoked": 0, "by": by}
     if row is None:
-        new = {"dataset": dataset, "member": member, "spent": 0, "since": database.now()}
+        new = {"dataset": dataset, "member": member, "spent": 0, "spent_delta": 0, "since": database.now()}
         session.execute(insert(MEMBERS), new | values)
     else:
         session.execute(update(MEMBERS).where(*_one(dataset, member)).values(**values))
@@ -68,7 +107,7 @@ def lend(
 
 
 def revoke(session: Session, database: Database, dataset: str, member: str) -> None:
-    """Take the loan back: tokens for it count no more.
+    """Take the loan back: tokens for it count no more, not even if it is lent again.
 
     Raises:
         Refused: there is no such member.
@@ -76,19 +115,36 @@ def revoke(session: Session, database: Database, dataset: str, member: str) -> N
     row = find(session, dataset, member, lock=True)
     if row is None:
         raise missing("member")
-    session.execute(update(MEMBERS).where(*_one(dataset, member)).values(revoked=database.now()))
+    now = database.now()
+    session.execute(update(MEMBERS).where(*_one(dataset, member)).values(revoked=now))
+    tokens = TOKENS.c.member == member, TOKENS.c.dataset == dataset, TOKENS.c.revoked == 0
+    session.execute(update(TOKENS).where(*tokens).values(revoked=now))
 
 
-def reserve(session: Session, dataset: str, member: str, price: int) -> bool:
-    """Count `price` against the allowance, if it holds it: one statement, so that nobody gets in between."""
-    fits = MEMBERS.c.spent + price <= MEMBERS.c.allowance
-    wanted = update(MEMBERS).where(*_one(dataset, member), MEMBERS.c.revoked == 0, fits)
-    return changed(session, wanted.values(spent=MEMBERS.c.spent + price)) == 1
+def reserve(session: Session, row: dict[str, Any]) -> bool:
+    """Count a request's price against its member's allowance, if it holds it: one statement, nobody gets in between."""
+    epsilon, delta = MEMBERS.c.spent + row["price"], MEMBERS.c.spent_delta + row["price_delta"]
+    fits = (epsilon <= MEMBERS.c.allowance) & (delta <= MEMBERS.c.allowance_delta)
+    wanted = update(MEMBERS).where(*_one(row["dataset"], row["member"]), MEMBERS.c.revoked == 0, fits)
+    return changed(session, wanted.values(spent=epsilon, spent_delta=delta)) == 1
 
 
-def release(session: Session, dataset: str, member: str, price: int) -> None:
+def release(session: Session, row: dict[str, Any]) -> None:
     """Give back what was counted for a charge that the ledger refused."""
-    session.execute(update(MEMBERS).where(*_one(dataset, member)).values(spent=MEMBERS.c.spent - price))
+    _count(session, row, -1)
+
+
+def count_again(session: Session, row: dict[str, Any]) -> None:
+    """Count what was given back for a charge that the ledger took after all, even beyond the allowance."""
+    _count(session, row, 1)
+
+
+def _count(session: Session, row: dict[str, Any], sign: int) -> None:
+    counted = {
+        "spent": MEMBERS.c.spent + sign * row["price"],
+        "spent_delta": MEMBERS.c.spent_delta + sign * row["price_delta"],
+    }
+    session.execute(update(MEMBERS).where(*_one(row["dataset"], row["member"])).values(**counted))
 
 
 def _one(dataset: str, member: str) -> tuple[Any, Any]:

@@ -16,10 +16,10 @@ from typing import Any
 
 from sqlalchemy import func, insert, or_, select, update
 
-from terrine.gateway import members
+from terrine.gateway import members, schema
 from terrine.gateway.database import Database, Presence, Session, changed
 from terrine.gateway.refusals import log, missing
-from terrine.gateway.schema import BILLION, REQUESTS
+from terrine.gateway.schema import BILLION, QUINTILLION, REQUESTS
 from terrine.ledger import schema as ledger
 
 QUERY, TRAINING = "query", "training"
@@ -37,7 +37,7 @@ def new(
     kind: str,
     asked: dict[str, Any],
     question: str,
-    price: int,
+    epsilon: float,
     delta: float,
 ) -> dict[str, Any]:
     """A request that is nowhere yet."""
@@ -53,7 +53,8 @@ def new(
         "purpose": asked.get("purpose", ""),
         "reason": asked.get("reason", ""),
         "state": "waiting",
-        "price": price,
+        "price": schema.price(epsilon),
+        "price_delta": schema.price_delta(delta),
         "delta": repr(delta),
         "counted": 0,
         "made": now,
@@ -125,16 +126,29 @@ def counted(session: Session, *, member: str, dataset: str, states: tuple[str, .
 
 
 def spending(session: Session, dataset: str) -> list[dict[str, Any]]:
-    """By member: how many requests were charged, and the sum of their epsilons."""
+    """By member: how many requests were charged, and the sums of their epsilons and deltas, which hold together."""
     charged = or_(REQUESTS.c.state.in_(COSTS), (REQUESTS.c.state == "cancelled") & (REQUESTS.c.charge != ""))
     wanted = (
-        select(REQUESTS.c.member, func.count().label("charges"), func.sum(REQUESTS.c.price).label("price"))
+        select(
+            REQUESTS.c.member,
+            func.count().label("charges"),
+            func.sum(REQUESTS.c.price).label("price"),
+            func.sum(REQUESTS.c.price_delta).label("price_delta"),
+        )
         .where(REQUESTS.c.dataset == dataset, charged)
         .group_by(REQUESTS.c.member)
         .order_by(REQUESTS.c.member)
     )
     rows = session.execute(wanted)
-    return [{"member": one.member, "charges": one.charges, "epsilon": float(one.price) / BILLION} for one in rows]
+    return [
+        {
+            "member": one.member,
+            "charges": one.charges,
+            "epsilon": float(one.price) / BILLION,
+            "delta": float(one.price_delta) / QUINTILLION,
+        }
+        for one in rows
+    ]
 
 
 def archived(session: Session, *, member: str, question: str) -> dict[str, Any] | None:
@@ -199,7 +213,7 @@ def settle(database: Database, request: str) -> str:
             move(session, database, request, OPEN, "failed", charge=charge["hash"], said=said)
             return "failed"
         if row["counted"]:
-            members.release(session, row["dataset"], row["member"], row["price"])
+            members.release(session, row)
         if row["decided_by"]:
             said = "approved, and ended before it was charged: nothing was charged; it waits for approval again"
             move(session, database, request, OPEN, "waiting", decided_by="", decision="", counted=0, said=said)

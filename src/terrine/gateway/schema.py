@@ -1,12 +1,13 @@
 """The gateway's tables, beside the ledger's in the same database: text and whole numbers only, as there.
 
-Epsilon is kept in whole billionths, so that sums are exact: prices rounded up, allowances down. A migration is never
-edited once released; a change is the next one.
+Epsilon is kept in whole billionths and delta in whole 10^-18, so that sums are exact: prices rounded up, allowances
+down. A migration is never edited once released; a change is the next one.
 """
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 from sqlalchemy import (
@@ -28,6 +29,7 @@ from terrine.errors import LedgerUnavailable
 
 VERSION = 1
 BILLION = 10**9
+QUINTILLION = 10**18
 _METADATA = MetaData()
 
 
@@ -47,7 +49,9 @@ META = Table(
     Column("log_hash", Text, nullable=False),
 )
 DATASETS = _table("gateway_datasets", "dataset", "declaration digest by", "registered closed")
-MEMBERS = _table("gateway_members", "dataset member", "role by", "allowance spent since revoked")
+MEMBERS = _table(
+    "gateway_members", "dataset member", "role by", "allowance allowance_delta spent spent_delta since revoked"
+)
 TOKENS = _table("gateway_tokens", "token", "digest member role dataset by", "issued expires revoked")
 SESSIONS = _table("gateway_sessions", "digest", "token", "started expires ended")
 REQUESTS = _table(
@@ -55,7 +59,7 @@ REQUESTS = _table(
     "request",
     "dataset member kind asked question purpose reason state delta charge server decided_by decision progress said"
     " answer",
-    "price counted made changed attempts",
+    "price price_delta counted made changed attempts",
 )
 SERVERS = _table("gateway_servers", "server", "place", "beat")
 LOG = Table(
@@ -91,10 +95,22 @@ def price(epsilon: float) -> int:
     return math.ceil(epsilon * BILLION)
 
 
+def price_delta(delta: float) -> int:
+    """Delta in 10^-18, rounded up."""
+    return math.ceil(Fraction(delta) * QUINTILLION)
+
+
 def allowance(epsilon: float) -> int:
     """Epsilon in billionths, rounded down."""
     return math.floor(epsilon * BILLION)
 
 
-__all__ = ["BILLION", "DATASETS", "LOG", "MEMBERS", "META", "REQUESTS", "SERVERS", "SESSIONS", "TOKENS", "VERSION"]
-__all__ += ["allowance", "migrate", "price", "text", "update"]
+def allowance_delta(epsilon: float, budget: Any) -> int:
+    """What an allowance of `epsilon` may spend of delta: the same share of `budget`, rounded down."""
+    return math.floor(
+        min(Fraction(1), Fraction(epsilon) / Fraction(budget.epsilon)) * Fraction(budget.delta) * QUINTILLION
+    )
+
+
+__all__ = ["BILLION", "DATASETS", "LOG", "MEMBERS", "META", "QUINTILLION", "REQUESTS", "SERVERS", "SESSIONS", "TOKENS"]
+__all__ += ["VERSION", "allowance", "allowance_delta", "migrate", "price", "price_delta", "text", "update"]

@@ -72,9 +72,7 @@ class Services:
             session.execute(schema.META.select().with_for_update())
             if members.find(session, ALL, FIRST) is not None:
                 raise Refused(409, "this gateway has its first owner already; leave --init out")
-            members.lend(
-                session, self.database, dataset=ALL, member=FIRST, role="owner", allowance=0, by="terrine serve --init"
-            )
+            members.lend(session, self.database, dataset=ALL, member=FIRST, role="owner", by="terrine serve --init")
             made = tokens.issue(session, self.database, member=FIRST, dataset=ALL, days=days, by="terrine serve --init")
         return str(made["secret"])
 
@@ -112,14 +110,17 @@ class Services:
             member = members.find(session, name, caller.member)
         left = account.remaining()
         mine = member if member is not None and member["role"] == "analyst" and caller.role == "analyst" else None
+        shown = {} if mine is None else members.shown(mine)
         return {
             "dataset": name,
             "budget": {"epsilon": account.budget.epsilon, "delta": account.budget.delta},
             "spent": account.spent(),
             "largest": left.epsilon,
             "used": account.used(),
-            "allowance": None if mine is None else mine["allowance"] / schema.BILLION,
-            "allowance_spent": None if mine is None else mine["spent"] / schema.BILLION,
+            "allowance": shown.get("allowance"),
+            "allowance_spent": shown.get("spent"),
+            "allowance_delta": shown.get("allowance_delta"),
+            "allowance_delta_spent": shown.get("spent_delta"),
         }
 
     def spending(self, caller: Caller, name: str) -> dict[str, Any]:
@@ -193,7 +194,10 @@ class Services:
         return self.request(caller, request)
 
     def lend(self, caller: Caller, name: str, member: str, body: bodies.MemberBody) -> dict[str, Any]:
-        """Give somebody a role for a data set."""
+        """Give somebody a role for a data set, or for all of them ("*")."""
+        delta = 0
+        if name != ALL:
+            delta = schema.allowance_delta(body.allowance, self.database.ledger.account(name).budget)
         with self.database.write() as session:
             return members.lend(
                 session,
@@ -201,8 +205,9 @@ class Services:
                 dataset=name,
                 member=member,
                 role=body.role,
-                allowance=schema.allowance(body.allowance),
                 by=caller.member,
+                allowance=schema.allowance(body.allowance),
+                allowance_delta=delta,
             )
 
     def issue(self, caller: Caller, body: bodies.TokenBody) -> dict[str, Any]:

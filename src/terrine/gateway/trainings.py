@@ -68,15 +68,13 @@ class Trainings:
         plan = self._planned(opened, body)
         with self._database.read() as session:
             member = members.find(session, name, caller.member)
-        left = 0 if member is None else max(0, member["allowance"] - member["spent"])
         return {
             "dataset": name,
             "epsilon": plan.epsilon,
             "delta": plan.budget.delta,
             "event": json.loads(to_json(plan.event)),
             "fits_budget": opened.purse.account().would_cost(plan.event).fits,
-            "fits_allowance": schema.price(plan.epsilon) <= left,
-            "allowance_left": left / schema.BILLION,
+            **members.quoted(member, plan.epsilon, plan.budget.delta),
         }
 
     def submit(self, caller: Caller, name: str, body: TrainBody) -> dict[str, Any]:
@@ -92,22 +90,18 @@ class Trainings:
             kind=requests.TRAINING,
             asked=body.model_dump(mode="json", exclude_none=True),
             question="",
-            price=schema.price(plan.epsilon),
+            epsilon=plan.epsilon,
             delta=plan.budget.delta,
         )
         with self._database.write() as session:
-            held = members.reserve(session, name, caller.member, row["price"])
+            held, member = members.reserve(session, row), members.find(session, name, caller.member)
             if held:
                 self._must_be_few(session, row)
                 requests.add(session, row | self._queued() | {"counted": 1})
         if held:
             return waiting(row) | {"state": "reserved", "said": f"queued; see /requests/{row['request']}"}
         if not body.reason:
-            raise Refused(
-                403,
-                f"epsilon {plan.epsilon:.6g} is beyond what is left of your allowance; nothing was charged; ask "
-                'again with a "reason", and the request waits for approval',
-            )
+            raise members.beyond(member, plan.epsilon, plan.budget.delta)
         wait(self._database, row, self._configuration.limits.waiting_per_analyst)
         return waiting(row)
 
@@ -197,6 +191,7 @@ class Trainings:
         from terrine.pipeline import planning
         from terrine.pipeline.material import open_data
 
+        opened.must_hold(body.delta)
         settings = settings_of(body, opened.body, self._configuration.path(self._configuration.data))
         try:
             with warnings.catch_warnings():
@@ -238,7 +233,13 @@ def settings_of(body: TrainBody, declared: DatasetBody, folder: Path | None = No
     at = Path() if folder is None else folder
     test = None if training.test is None else str(at / training.test)
     return Settings(
-        table=str(at / training.table), person=training.person, rows_per_person=rows, test=test, **body.settings()
+        table=str(at / training.table),
+        person=training.person,
+        rows_per_person=rows,
+        test=test,
+        delta_at_most=declared.budget.delta / 100
+        or None,  # where none is asked for: as private keys of a question have
+        **body.settings(),
     )
 
 
@@ -253,7 +254,7 @@ def end(session: Session, database: Database, row: dict[str, Any], state: str, s
         requests.move(session, database, row["request"], requests.OPEN, state, **told)
         return
     if row["counted"]:
-        members.release(session, row["dataset"], row["member"], row["price"])
+        members.release(session, row)
     ended = "refused" if state == "failed" else state
     told = {"said": f"{said}; nothing was charged", "counted": 0}
     requests.move(session, database, row["request"], requests.OPEN, ended, **told)

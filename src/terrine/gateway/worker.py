@@ -174,7 +174,7 @@ def _still_lent(session: Any, row: dict[str, Any]) -> None:
 
 def _count_again(session: Any, row: dict[str, Any]) -> None:
     if row["counted"]:
-        members.release(session, row["dataset"], row["member"], -row["price"])
+        members.count_again(session, row)
 
 
 class _Watch:
