@@ -3,8 +3,8 @@
     receipt = paid(path, event, Payment(account))       # before anything is drawn, written or looked at
     receipt.covers(part)                                # in every step, before it draws
 
-The receipt is kept with the run: a run that goes on after an interruption is not charged again. A refused charge leaves
-nothing, not even a folder. A crash between the charge and its receipt may waste budget; it never hides a spend.
+The receipt is kept with the run: a run that goes on after an interruption is not charged again. Once the run is over it
+is used up, and pays for nothing more (`finish`). A refused charge leaves nothing, not even a folder. A crash between the charge and its receipt may waste budget; it never hides a spend.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Receipt:
     """When it was charged, or begun where there was nothing to charge: UTC."""
     left: float | None = None
     """The largest epsilon that one more release could have cost after it."""
+    finished: bool = False
+    """The run is over: whoever takes its results away and gives the same command again pays again."""
 
     def covers(self, event: Event) -> None:
         """Refuse to go on with what was not paid for.
@@ -111,7 +113,7 @@ def paid(path: Path, event: Event, payment: Payment, *, settings: Any) -> Receip
         BudgetExceeded: the account has not enough left; nothing was charged or written.
     """
     asked = hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()
-    kept = _read(path) if path.exists() else None
+    kept = _read(path) if unused(path) else None
     if kept is not None and (kept.event, kept.settings) != (event, asked):
         raise InvalidArgument(
             f"{path}: the run was begun, and charged, for something else: its data, its settings or Terrine have "
@@ -134,6 +136,21 @@ def paid(path: Path, event: Event, payment: Payment, *, settings: Any) -> Receip
             f"{path}: could not be written ({error.strerror}); want a place that may be written, and room in it"
         ) from error
     return receipt
+
+
+def unused(path: Path) -> bool:
+    """Whether a receipt lies at `path` that still pays: that of a run that was begun, and is not over.
+
+    Raises:
+        InvalidArgument: what lies there is no receipt.
+    """
+    return path.exists() and not _read(path).finished
+
+
+def finish(path: Path) -> None:
+    """Use up the receipt of a run that is over, if there is one."""
+    if unused(path):
+        files.write(path, _text(replace(_read(path), finished=True)), private=True)
 
 
 def _place(path: Path) -> int:
@@ -161,6 +178,7 @@ def _text(receipt: Receipt) -> bytes:
         "by": receipt.by,
         "at": receipt.at,
         "left": receipt.left,
+        "finished": receipt.finished,
     }
     record["event"] = to_dict(receipt.event)
     return json.dumps(record).encode() + b"\n"
@@ -169,7 +187,7 @@ def _text(receipt: Receipt) -> bytes:
 def _read(path: Path) -> Receipt:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        names = ("account", "charge", "head", "place", "settings", "by", "at", "left")
+        names = ("account", "charge", "head", "place", "settings", "by", "at", "left", "finished")
         return Receipt(from_dict(record["event"]), *(record[name] for name in names))
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{path}: not a receipt ({error}); want the one of the run, or a new folder") from None

@@ -245,3 +245,19 @@ def test_a_copied_receipt_does_not_pay_for_a_second_run(place, monkeypatch):
 
     assert charges("moved") == 1
     assert charges("copy") == 2
+
+
+def test_the_receipt_of_a_run_that_is_over_pays_for_nothing_more(place):
+    """Without its results and its draws, the folder of a finished run gave a second model, of other rows, for nothing."""
+    charge = account(place, Budget(60.0, 1e-3), "private bounds")
+    assert give(RUNS["private bounds"], *charge).exit_code == 0
+    assert "nothing" in give(RUNS["private bounds"], *charge).output
+    with Ledger.open(place / "book.db") as book:
+        assert len(list(book.account("patients").history())) == 1
+    for path in (place / "run").rglob("*"):
+        if path.is_file() and path.name not in ("run.json", "receipt.json"):
+            path.unlink()
+    write_table(place / "people.csv", rows=5000, seed=1)
+    assert give(RUNS["private bounds"], *charge).exit_code == 0
+    with Ledger.open(place / "book.db") as book:
+        assert len(list(book.account("patients").history())) == 2

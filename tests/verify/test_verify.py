@@ -168,6 +168,8 @@ def test_reordered_json_is_another_file(release):
         (lambda p: p.update(delta=str(p["delta"])), "claim"),
         (lambda p: p.update(generator="seed 7"), "card"),
         (lambda p: p.update(public_facts="nothing"), "card"),
+        (lambda p: p.update(clip=0.0), "facts"),
+        (lambda p: p.update(learning_rate=-1.0), "facts"),
     ],
 )
 def test_a_forged_claim_contradicts_its_events(release, change, name):
@@ -219,6 +221,8 @@ def test_a_forged_card_is_found(release, change):
         lambda a: a.update(person="pid"),
         lambda a: a.update(method="pate"),
         lambda a: a.update(epsilon="garbage"),
+        lambda a: a.update(clip=7.5),
+        lambda a: a.update(learning_rate=7.5),
         lambda a: a.pop("delta"),
     ],
 )
@@ -251,6 +255,29 @@ def test_weights_that_are_none(release):
         path.write_bytes(after)
         forge(release)
         assert lie(release) == "model"
+
+
+@pytest.mark.parametrize("which", [["classes"], ["schema", "label", "classes"]])
+def test_classes_in_another_order_than_the_schemas_are_found(release, which):
+    """Turned round, they turned every prediction round. Both at once nobody can see: that a signature binds."""
+
+    def turned(record):
+        for name in which[:-1]:
+            record = record[name]
+        record[which[-1]].reverse()
+
+    edit(release, "model.json", turned)
+    forge(release)
+    assert lie(release) == "model"
+
+
+def test_what_is_no_part_of_the_release_is_named(trained, release, tmp_path):
+    """A rewritten report beside a signed release read as verified."""
+    shutil.copytree(trained / "one", tmp_path / "run")
+    (tmp_path / "run" / "CERTIFICATE.md").write_text("epsilon 0.0001, certified")
+    [told] = [one.detail for one in verify(tmp_path / "run").unchecked if one.name == "others"]
+    assert "CERTIFICATE.md, report.html: no part of the release" in told
+    assert "others" in {one.name for one in verify(release).checks}
 
 
 def test_an_audit_that_cannot_be_read_is_a_lie_and_no_traceback(trained, tmp_path):

@@ -220,7 +220,7 @@ def summarise(folder: Folder, finished: bool, as_json: bool) -> None:
 def _of_number(results: dict[str, Any]) -> str:
     """How good predictions of a number are."""
     off, r2 = results.get("off_by_at_most"), results["r2"]
-    unsure = "" if off is None else f" (95% sure to be off by at most {off:.3g})"
+    unsure = "" if off is None else f" (95% sure to be off by at most {up(off, 3)})"
     explained = "not known" if r2 is None else f"{r2:.3f}"
     return (
         f"mean absolute error {results['mean_absolute_error']:.4g}{unsure}, R2 {explained}, on {results['measured_on']}"
@@ -230,4 +230,4 @@ def _of_number(results: dict[str, Any]) -> str:
 def _unsure(results: dict[str, Any]) -> str:
     """How far a noisy accuracy may be off, in per cent."""
     off = results.get("off_by_at_most")
-    return "" if off is None else f" (95% sure to be off by at most {100 * off:.3g})"
+    return "" if off is None else f" (95% sure to be off by at most {up(100 * off, 3)})"

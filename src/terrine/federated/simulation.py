@@ -28,7 +28,7 @@ from terrine.pipeline.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, WEIGHTS, 
 from terrine.pipeline.material import Material, open_data
 from terrine.pipeline.models import Architecture
 from terrine.pipeline.settings import SETS, Settings
-from terrine.receipts import Charged, Payment, Receipt, paid
+from terrine.receipts import Charged, Payment, Receipt, finish, paid
 from terrine.verify import manifest
 
 SUMS = ("skellam", "discrete-gaussian", "central")
@@ -149,6 +149,7 @@ def simulate(
     folder: Any = Folder(out)
     folder.check(settings)
     if folder.done:
+        finish(folder.path / RECEIPT)
         return folder  # type: ignore[no-any-return]
     if folder.has(WEIGHTS) and not folder.has(CHECKPOINT):
         raise InvalidArgument(f"{out}: cut off after its model was written; another one costs again, in a new folder")
@@ -163,6 +164,7 @@ def simulate(
         receipt = paid(folder.path / RECEIPT, plan.event, payment, settings=settings.as_dict())
     folder.begin(settings)
     _train(folder, settings, plan, opened.look({}), architecture, module, receipt, after, opened.fingerprint)
+    finish(folder.path / RECEIPT)
     return folder  # type: ignore[no-any-return]
 
 

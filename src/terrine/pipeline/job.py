@@ -40,7 +40,7 @@ from terrine.pipeline.material import Integers, Material, Opened, open_data
 from terrine.pipeline.models import Architecture
 from terrine.pipeline.planning import RunPlan
 from terrine.pipeline.settings import Settings
-from terrine.receipts import Charged, Payment, Receipt, paid
+from terrine.receipts import Charged, Payment, Receipt, finish, paid, unused
 from terrine.report import page
 from terrine.verify import manifest, signing
 
@@ -87,18 +87,20 @@ def train(
     folder.check(settings)
     if folder.done:
         tuning.forget(folder)
+        finish(folder.path / RECEIPT)
         return _signed(folder, key)
     page.check_installed()
     opened = open_data(settings)
     plan = planning.plan(settings, opened)
-    if not folder.has(RECEIPT):
+    begun = unused(folder.path / RECEIPT)
+    if not begun:
         if plan.epsilon <= 0:
             raise check.refuse(
                 "epsilon", settings.epsilon, "one that is not certified as 0", "nothing can be learned at it"
             )
         affording.check(plan, opened, account)
     with files.unmade_if_refused(folder.owner):
-        if not folder.has(RECEIPT):
+        if not begun:
             folder.make()
             said(plan)
         payment = Payment(account, purpose, by, head)
@@ -180,6 +182,7 @@ def _keep(
     folder.write(EVENTS, folder.read(PRIVACY)["events"])
     pages.write_card(folder)
     manifest.write(folder.path)
+    finish(folder.path / RECEIPT)
 
 
 def claim(plan: RunPlan, receipt: Receipt, learned: Learned) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from terrine.accounting import Profile
 from terrine.events.codec import from_dict
 from terrine.report import review
 from terrine.report.page import render
+from terrine.rounding import up
 
 
 def text(privacy: dict[str, Any], results: dict[str, Any]) -> str:
@@ -28,6 +29,7 @@ def curve(privacy: dict[str, Any]) -> Profile:
 def shared(privacy: dict[str, Any], results: dict[str, Any], allowed: Profile) -> dict[str, Any]:
     """What card and report both say."""
     words = allowed.in_words(unit=privacy["unit"], epsilon=privacy["epsilon"], delta=privacy["delta"])
+    off = results.get("off_by_at_most")
     names = ("model", "classes", "parameters", "accuracy", "majority", "measured_on")
     return {
         "name": results["data"],
@@ -36,7 +38,7 @@ def shared(privacy: dict[str, Any], results: dict[str, Any], allowed: Profile) -
         "counted": _counted(privacy),
         "short": review.short(privacy, words),
         "rows": results.get("rows"),
-        "off_by": results.get("off_by_at_most"),
+        "off_by": None if off is None else f"{up(100 * off, 3)}%",
         "number": results.get("target"),
         "errors": _errors(results),
         **{name: results[name] for name in names},
@@ -49,7 +51,7 @@ def _errors(results: dict[str, Any]) -> str | None:
         return None
     r2 = "not known" if results["r2"] is None else f"{results['r2']:.3f}"
     off = results.get("off_by_at_most")
-    sure = "" if off is None else f" (off by at most {off:.3g} with probability 95%)"
+    sure = "" if off is None else f" (off by at most {up(off, 3)} with probability 95%)"
     root = f"root mean squared error {results['root_mean_squared_error']:.4g}"
     return f"mean absolute error {results['mean_absolute_error']:.4g}{sure}, {root}, R2 {r2}"
 

@@ -124,8 +124,10 @@ def _trained(privacy: dict[str, Any], event: Event, count: int) -> str:
         raise InvalidArgument(f"{PRIVACY}: {words} are not lots of {lot} of {count}")
     if wanted not in _trainings(event):
         raise InvalidArgument(f"{PRIVACY}: {words}: not in its events")
+    _number(privacy, "clip")
     if privacy["method"] == "federated averaging":
         return f"{words} (rounds), as in the events"
+    _number(privacy, "learning_rate")
     if privacy["method"] != "DP-SGD" or steps != max(1, round(_number(privacy, "epochs") * count / lot)):
         raise InvalidArgument(f"{PRIVACY}: {words} are not {privacy['epochs']} epochs of {privacy['method']}")
     if privacy["sampler"] != f"Poisson: every {privacy['unit']} falls into each lot independently":
@@ -148,6 +150,7 @@ def asked(folder: Path) -> str:
         "delta": told["delta"] not in (None, privacy["delta"]),
         "person": (told.get("person") is not None) != (settled_unit(event) is Unit.PERSON),
         "seed": (told["seed"] is not None) != is_reproducible(event),
+        **{name: _differs(privacy, told, name) for name in ("clip", "learning_rate", "rows_per_person")},
         "method": privacy["method"] not in _METHODS.get(told.get("method", "federated"), ()),
     }
     if wrong := [name for name, differing in differs.items() if differing]:
@@ -155,6 +158,12 @@ def asked(folder: Path) -> str:
             f"{ASKED}: {wrong[0]}={told[wrong[0]]!r} was asked for, which is not what {PRIVACY} claims"
         )
     return "fits what was asked for"
+
+
+def _differs(privacy: dict[str, Any], told: dict[str, Any], name: str) -> bool:
+    """Whether a setting was asked for by value, and the claim has another."""
+    wanted = told.get(name)
+    return wanted is not None and told.get("tune") is None and privacy.get(name, wanted) != wanted
 
 
 def _number(record: dict[str, Any], name: str) -> float:

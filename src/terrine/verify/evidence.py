@@ -19,7 +19,7 @@ _TYPES = ("F32",)  # that a run writes
 
 
 def model(folder: Path) -> str:
-    """The weights are whole, and as many as model.json and results.json say."""
+    """The weights are whole, and as many as model.json and results.json say; what they mean, a signature binds."""
     record, told = read_json(folder / MODEL), read_json(folder / RESULTS)
     shapes = _shapes(folder / WEIGHTS)
     numbers = sum(math.prod(shape) for name, shape in shapes.items() if not name.startswith("whitening."))
@@ -30,6 +30,9 @@ def model(folder: Path) -> str:
         raise InvalidArgument(f"{WEIGHTS}: {numbers:,} numbers are not a linear model of {PRIVACY}'s features")
     if len(record["classes"]) != told["classes"] or record["model"] != told["model"]:
         raise InvalidArgument(f"{MODEL}: another model than {RESULTS} says")
+    label = {} if record["schema"] is None else record["schema"]["label"]
+    if label.get("classes", record["classes"]) != record["classes"]:
+        raise InvalidArgument(f"{MODEL}: classes {record['classes']}; those of its schema are {label['classes']}")
     if bool(record["whitened"]) != any(name.startswith("whitening.") for name in shapes):
         raise InvalidArgument(f"{WEIGHTS}: does not fit {MODEL}, which says whitened: {record['whitened']}")
     return f"{record['model']}, {len(record['classes'])} classes, {numbers:,} parameters"

@@ -1,6 +1,7 @@
 """What `verify` checks, in order, on the files that are handed on: offline, without data, without torch.
 
     files        every file of the release is there, whole, and the manifest is that of these files
+    others       what else lies there is no part of the release, and is not checked
     signature    the manifest was signed by the key given
     claim        the events cost at most the claimed epsilon at the claimed delta, by two witnesses; unit, neighbours
     facts        noise, rate, steps and counts are those of the events, and what was asked for; the card is that of
@@ -81,6 +82,7 @@ def verify(
     checks: list[tuple[str, Callable[[], str]]] = [
         ("files", lambda: _files(folder)),
         ("manifest", lambda: _manifest(folder)),
+        ("others", lambda: _others(folder)),
         ("signature", lambda: _signature(folder, key)),
         ("claim", lambda: claims.price(folder)),
         ("unit", lambda: claims.unit(folder)),
@@ -143,6 +145,16 @@ def _manifest(folder: Path) -> str:
         raise InvalidArgument(f"{manifest.MANIFEST}: says something else of the claim than {manifest.PRIVACY}")
     left = f"; not handed on: {', '.join(absent)}" if absent else ""
     return f"SHA-256 of {len(found)} files{left}"
+
+
+def _others(folder: Path) -> str:
+    known = {*manifest.HANDED_ON, *manifest.MAY_BE_HANDED_ON, manifest.MANIFEST, manifest.SIGNED, "owner", "audit"}
+    names = sorted(ascii(path.name)[1:-1] for path in folder.iterdir() if path.name not in known)
+    if not names:
+        return "no other file lies there"
+    told = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    again = "; `terrine report` writes report.html anew, from what was checked" if "report.html" in names else ""
+    raise Unchecked(f"{told}: no part of the release, so anything may stand there{again}")
 
 
 def _signature(folder: Path, key: Any) -> str:
