@@ -9,6 +9,7 @@ opened up if it is public, and renamed. So it is also whole or not there at all.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ def written(path: Path, *, private: bool) -> Iterator[IO[bytes]]:
     Raises:
         OSError: it cannot be written.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     beside = path.with_name(f".{path.name}.part")
     try:
         beside.unlink(missing_ok=True)  # left by a process that was killed; nobody else's handle shall see what comes

@@ -4,7 +4,8 @@
     receipt.covers(part)                                # in every step, before it draws
 
 The receipt is kept with the run: a run that goes on after an interruption is not charged again. Once the run is over it
-is used up, and pays for nothing more (`finish`). A refused charge leaves nothing, not even a folder. A crash between the charge and its receipt may waste budget; it never hides a spend.
+is used up, and pays for nothing more (`finish`). A refused charge leaves nothing, not even a folder. A crash between
+the charge and its receipt may waste budget; it never hides a spend.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def test_a_copied_receipt_does_not_pay_for_a_second_run(place, monkeypatch):
 
 
 def test_the_receipt_of_a_run_that_is_over_pays_for_nothing_more(place):
-    """Without its results and its draws, the folder of a finished run gave a second model, of other rows, for nothing."""
+    """Without its results and its draws, the folder of a finished run gave a second model for nothing."""
     charge = account(place, Budget(60.0, 1e-3), "private bounds")
     assert give(RUNS["private bounds"], *charge).exit_code == 0
     assert "nothing" in give(RUNS["private bounds"], *charge).output

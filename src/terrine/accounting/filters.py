@@ -301,8 +301,8 @@ def refusal(terms: Terms, spent: Cost, event: Event) -> BudgetExceeded | Unsuppo
     if cost.unknown and not isinstance(event, NonPrivate):
         return UnsupportedEvent(event, by="the filter")
     if cost.delta and spent.delta + cost.delta > terms._failures:
-        left = f"{shown(terms._failures - spent.delta):.3g} is left of the {shown(terms._failures):.3g}"
-        told = f"has a delta of its own, {shown(cost.delta):.3g}, and {left} that {budget} sets aside for such"
+        share = f"{shown(terms._failures - spent.delta):.3g} is left of the {shown(terms._failures):.3g}"
+        told = f"has a delta of its own, {shown(cost.delta):.3g}, and {share} that {budget} sets aside for such"
         return BudgetExceeded(f"{kind}: {told}; nothing was charged")
     wanted = quote(terms, spent, event).share
     amount = f"{100 * wanted:.3g}%" if math.isfinite(wanted) else "more than all"

@@ -164,7 +164,7 @@ def _agreed(event: Event, delta: float, found: float) -> float:
         step = 1.1 * excess * step / (before - excess) if 0 < excess < before else 16 * step
         if step > _FAR * value:
             break
-    log.error("epsilon %.17g at delta %g, but delta evaluated there is larger: dropped", found, delta)
+    log.info("epsilon %.17g at delta %g, but delta evaluated there is larger: dropped", found, delta)
     return math.inf
 
 

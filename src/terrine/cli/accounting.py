@@ -160,6 +160,8 @@ def compare(
 
     rate, noise = check.rate("rate", rate), check.positive("noise", noise)
     epochs, delta = check.positive("epochs", epochs), check.open_unit("delta", delta)
+    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise check.refuse("plot", str(plot), "a .png, .svg or .pdf")
     points = sorted({max(1, round(epochs * share / 40 / rate)) for share in range(1, 41)})
     curves: dict[str, list[float]] = {name: [] for name in (*AccountingMethod, "textbook (not proven)")}
     for count in track(points, "comparing accountants", quiet=as_json):

@@ -120,8 +120,10 @@ def main() -> None:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt) as stop:
         _leave(str(stop) or "interrupted", code=_INTERRUPTED)
-    except (TerrineError, OSError) as error:
+    except TerrineError as error:
         _leave(str(error), code=2)
+    except OSError as error:
+        _leave(f"{error.filename}: {error.strerror}" if error.filename else str(error), code=2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # a usage error, whichever click typer brings along
             raise

@@ -16,7 +16,9 @@ def serve(
         bool, typer.Option("--init", help="Make the ledger, and print the first owner's token: this once.")
     ] = False,
     port: Annotated[int | None, typer.Option(help="Another port than the file says.", min=0, max=65_535)] = None,
-    check: Annotated[bool, typer.Option("--check", help="Open everything, serve nothing.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Open everything, serve nothing. With --init, too, the ledger is made.")
+    ] = False,
 ) -> None:
     """Lend data out by budget: analysts ask from afar, an officer watches. Listens on loopback by default."""
     from terrine.gateway import configuration as configurations

@@ -56,7 +56,7 @@ def train(
         str | None,
         typer.Option(help="linear, mlp; least-squares (one release); images: scatter-linear, scatter-cnn, cnn."),
     ] = None,
-    lot: Annotated[int | None, typer.Option(help="sgd: expected examples, or people, in a lot.")] = None,
+    lot: Annotated[int | None, typer.Option(help="sgd: expected examples, or people, in a lot; all at most.")] = None,
     epochs: Annotated[float | None, typer.Option(help="sgd: passes over the data.")] = None,
     clip: Annotated[float | None, typer.Option(help="sgd: the bound on one example's, or person's, gradient.")] = None,
     loss: Annotated[str | None, typer.Option(help="A label that is a number: squared or absolute error.")] = None,

@@ -20,8 +20,8 @@ MemberName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._
 Identifier = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$", strict=True)]
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", strict=True)]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200, strict=True)]
-Epsilon = Annotated[float, Field(ge=1e-6, le=LARGEST_EPSILON)]
-Delta = Annotated[float, Field(ge=1e-30, lt=1)]
+Epsilon = Annotated[float, Field(ge=1e-6, le=LARGEST_EPSILON, strict=True)]
+Delta = Annotated[float, Field(ge=1e-30, lt=1, strict=True)]
 Contribution = Annotated[int, Field(ge=1, le=10**6, strict=True)]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from terrine.accounting import epsilon as certified_epsilon
+from terrine.accounting.costs import price, shown
 from terrine.errors import InvalidArgument, UnsupportedEvent
 from terrine.events import Budget, Composed, Event, Repeated
 from terrine.ledger.balance import WHOLE
@@ -92,6 +93,10 @@ def planned_epsilon(counts: Mapping[str, collections.Counter[Event]], delta: flo
     common = counts.get(WHOLE, collections.Counter())
     streams = [common + counter for name, counter in counts.items() if name != WHOLE] or [common]
     wholes = [Composed(Repeated(event, times=times) for event, times in stream.items()) for stream in streams]
+    if delta == 0:  # epsilons add up, where every event has one
+        costs = [price(whole, (2.0,)) for whole in wholes]
+        known = [cost.epsilon for cost in costs if cost.epsilon is not None and not cost.delta]
+        return max(shown(one) for one in known) if len(known) == len(costs) else None
     try:
         return max(certified_epsilon(whole, delta=delta) for whole in wholes)
     except (UnsupportedEvent, InvalidArgument):
@@ -100,7 +105,7 @@ def planned_epsilon(counts: Mapping[str, collections.Counter[Event]], delta: flo
 
 def percent(share: float) -> str:
     """A share as it is read out."""
-    return f"{100 * share:.3g}%" if math.isfinite(share) else "more than all"
+    return f"{100 * share:.3g}%" if share <= 1 else "more than all"
 
 
 def up(epsilon: float) -> str:

@@ -178,6 +178,6 @@ def _protecting_people(account: Charged | None) -> Charged | None:
     if unit is not Unit.PERSON or neighbours is not Neighbours.ADD_REMOVE:
         raise InvalidArgument(
             f"account: protects one {unit.value} under {neighbours.value}; questions protect a person under "
-            "add-remove; open one with unit=Unit.PERSON"
+            "add-remove; open one with unit=Unit.PERSON, or terrine ledger create --unit person"
         )
     return account

@@ -120,6 +120,8 @@ def start(
     `looks` is what the run does to private data beside the plan, such as a paid-for validation; it is charged with it.
     `bound` is what else decides gradients: a checkpoint is gone on with only where all of it is the same.
     """
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"model: want a torch.nn.Module, got {type(model).__name__}; the model comes first")
     bare = unwrapped(model)
     validate(bare)
     home = devices.settled(bare, device)
