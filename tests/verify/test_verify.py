@@ -274,6 +274,7 @@ def test_classes_in_another_order_than_the_schemas_are_found(release, which):
 def test_what_is_no_part_of_the_release_is_named(trained, release, tmp_path):
     """A rewritten report beside a signed release read as verified."""
     shutil.copytree(trained / "one", tmp_path / "run")
+    (tmp_path / "run" / "report.html").write_text("epsilon 0.0001, certified")
     (tmp_path / "run" / "CERTIFICATE.md").write_text("epsilon 0.0001, certified")
     [told] = [one.detail for one in verify(tmp_path / "run").unchecked if one.name == "others"]
     assert "CERTIFICATE.md, report.html: no part of the release" in told
