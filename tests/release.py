@@ -49,7 +49,7 @@ def main() -> None:
         if subprocess.run([terrine, "verify", release], check=False, capture_output=True, env=BARE).returncode != 1:
             raise SystemExit("a forged claim was verified")
         print("a forged claim is refused")
-    print(f"ready: {', '.join(path.name for path in sorted(dist.iterdir()))}")
+    print(f"ready: {', '.join(path.name for path in sorted(dist.glob('terrine*')))}")
 
 
 def bundled(folder: Path) -> Path:

@@ -25,6 +25,7 @@ from sqlalchemy import (
     update,
 )
 
+from terrine.accounting.costs import written
 from terrine.errors import LedgerUnavailable
 
 VERSION = 1
@@ -97,7 +98,7 @@ def price(epsilon: float) -> int:
 
 def price_delta(delta: float) -> int:
     """Delta in 10^-18, rounded up."""
-    return math.ceil(Fraction(delta) * QUINTILLION)
+    return math.ceil(written(delta) * QUINTILLION)
 
 
 def allowance(epsilon: float) -> int:
@@ -107,9 +108,8 @@ def allowance(epsilon: float) -> int:
 
 def allowance_delta(epsilon: float, budget: Any) -> int:
     """What an allowance of `epsilon` may spend of delta: the same share of `budget`, rounded down."""
-    return math.floor(
-        min(Fraction(1), Fraction(epsilon) / Fraction(budget.epsilon)) * Fraction(budget.delta) * QUINTILLION
-    )
+    share = min(Fraction(1), written(epsilon) / written(budget.epsilon))
+    return math.floor(share * written(budget.delta) * QUINTILLION)
 
 
 __all__ = ["BILLION", "DATASETS", "LOG", "MEMBERS", "META", "QUINTILLION", "REQUESTS", "SERVERS", "SESSIONS", "TOKENS"]
