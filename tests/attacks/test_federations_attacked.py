@@ -119,7 +119,7 @@ def test_frozen_parameters_get_no_noise():
     assert (model[0].weight == before).all()
 
 
-class Cheap(federated.Poisson):
+class Cheap(federated.PoissonClients):
     def event(self, stages, *, examples, lot):
         return PureDP(epsilon=0.001)
 
@@ -253,10 +253,10 @@ def test_bounds_that_no_model_can_hold_are_refused_before_anything_is_paid(bound
         plan(clip=bound)
     for name in ("initial", "learning_rate", "weight"):
         with pytest.raises(InvalidArgument, match=name):
-            federated.Adaptive(**{name: bound})
+            federated.AdaptiveClipping(**{name: bound})
 
 
 def test_an_adaptive_bound_never_overflows():
-    fast = federated.Adaptive(learning_rate=1e6)
+    fast = federated.AdaptiveClipping(learning_rate=1e6)
     assert fast.following(1.0, 0.0) == 1e12
     assert fast.following(1.0, 1.0) == 1e-12

@@ -37,7 +37,7 @@ def test_what_an_app_raises_stays_with_the_client(kind):
         raise kind("a row: Ann Smith, 123456")
 
     grid.app = lambda message, context: mod(message, context, failing)
-    assert not started(flower.PrivateStrategy(plan), grid).arrays
+    assert not started(flower.SecureSumStrategy(plan), grid).arrays
     reasons = {reply.error.reason for reply in grid.replies if reply.has_error()}
     assert reasons == {"terrine: the app failed: nothing is sent"}
 
@@ -62,7 +62,7 @@ def test_nested_answers_do_not_stop_the_server(stage):
             return Message(deep, reply_to=message) if node == 11 and at == stage else reply
 
     plan = a_plan()
-    strategy = flower.PrivateStrategy(plan)
+    strategy = flower.SecureSumStrategy(plan)
     started(strategy, Nested(plan))
     assert strategy.closed == 0
 
@@ -85,6 +85,6 @@ def test_arrays_that_cannot_be_read_do_not_stop_the_server(data):
             return reply
 
     plan = a_plan()
-    strategy = flower.PrivateStrategy(plan)
+    strategy = flower.SecureSumStrategy(plan)
     started(strategy, Broken(plan))
     assert strategy.closed == 0

@@ -42,7 +42,7 @@ def plan(kind):
         case "shares":
             return federated.Plan(**asked, sums=federated.Skellam(survivors=2))
         case "adaptive":
-            return federated.Plan(**asked | {"clip": federated.Adaptive(initial=0.1)})
+            return federated.Plan(**asked | {"clip": federated.AdaptiveClipping(initial=0.1)})
         case "cyclic":
             return federated.Plan(**asked, correlated=sgd.Banded(3))
         case "fixed":

@@ -83,7 +83,7 @@ def test_a_budget_is_spent_and_no_more():
         ({"per_round": 9}, "clients / per_round = 4"),
         ({"sums": federated.Skellam(survivors=3)}, "Central"),
         ({"sums": federated.DiscreteGaussian(survivors=3)}, "Central"),
-        ({"clip": federated.Adaptive()}, "one bound for all rounds"),
+        ({"clip": federated.AdaptiveClipping()}, "one bound for all rounds"),
         ({"rounds": 4}, "4 steps"),
         ({"correlated": 5}, "Banded"),
         ({"sampling": sgd.FixedSize()}, "MinimumSeparation"),
@@ -108,7 +108,7 @@ def test_one_replaced_by_another_moves_twice_as_much():
     assert plan(sampling=sgd.FixedOrder()).deviation == 2 * plan(sampling=ZERO_OUT).deviation
 
 
-@pytest.mark.parametrize("sampling", [federated.Poisson(), ZERO_OUT, federated.MinimumSeparation(6, turns=3)])
+@pytest.mark.parametrize("sampling", [federated.PoissonClients(), ZERO_OUT, federated.MinimumSeparation(6, turns=3)])
 def test_nobody_comes_back_too_soon(sampling):
     found, key, rng, turns, seen = plan(sampling=sampling), Key.seeded(3), Seeded(3), {}, {}
     for round_ in range(found.rounds):
@@ -148,7 +148,7 @@ def moved(found):
     return np.array(steps)
 
 
-@pytest.mark.parametrize("sampling", [federated.Poisson(), ZERO_OUT, federated.MinimumSeparation(5)])
+@pytest.mark.parametrize("sampling", [federated.PoissonClients(), ZERO_OUT, federated.MinimumSeparation(5)])
 def test_the_noise_is_c_inverse_z(sampling):
     """C times what was released is white, of the deviation that was billed."""
     found = plan(sampling=sampling, rounds=60)

@@ -71,7 +71,7 @@ def started(strategy, grid, rounds=2):
 @pytest.mark.parametrize("silent", [(), (11,), (22, 66)])
 def test_an_app_becomes_private_by_a_mod_and_a_strategy(silent):
     plan = a_plan()
-    strategy = flower.PrivateStrategy(plan)
+    strategy = flower.SecureSumStrategy(plan)
     found = started(strategy, Grid(plan, silent)).arrays
     wanted = 2 * 0.1 * (NODES - len(silent)) / NODES  # divided by those expected, whoever dropped out
     assert found["w"].numpy().shape == (3, 2)
@@ -82,7 +82,7 @@ def test_an_app_becomes_private_by_a_mod_and_a_strategy(silent):
 
 def test_too_few_survivors_change_nothing():
     plan = a_plan()
-    strategy, grid = flower.PrivateStrategy(plan), Grid(plan, silent=(11, 22, 33))
+    strategy, grid = flower.SecureSumStrategy(plan), Grid(plan, silent=(11, 22, 33))
     assert not started(strategy, grid).arrays
     assert strategy.closed == 2
     assert "unmask" not in grid.asked
@@ -96,7 +96,7 @@ def test_rounds_are_charged_before_anyone_is_asked():
     plan = a_plan()
     grid = Grid(plan)
     with pytest.raises(BudgetExceeded):
-        started(flower.PrivateStrategy(plan, account=Empty()), grid)
+        started(flower.SecureSumStrategy(plan, account=Empty()), grid)
     assert grid.asked == []
 
 
@@ -108,20 +108,20 @@ def test_every_round_is_charged():
             charged.append(event)
 
     plan = a_plan()
-    started(flower.PrivateStrategy(plan, account=Account()), Grid(plan))
+    started(flower.SecureSumStrategy(plan, account=Account()), Grid(plan))
     assert charged == [plan.round_event] * 2
 
 
 def test_more_rounds_than_planned_are_refused():
     plan = a_plan()
     with pytest.raises(OutOfOrder, match="2 rounds"):
-        started(flower.PrivateStrategy(plan), Grid(plan), rounds=3)
+        started(flower.SecureSumStrategy(plan), Grid(plan), rounds=3)
 
 
 def test_another_number_of_nodes_is_refused_not_logged():
     plan = a_plan()
     with pytest.raises(InvalidArgument, match="5 nodes"):
-        started(flower.PrivateStrategy(plan, timeout=0.0), Grid(plan, nodes=5))
+        started(flower.SecureSumStrategy(plan, timeout=0.0), Grid(plan, nodes=5))
 
 
 def test_a_plain_strategy_gets_no_weights_out_of_a_private_client():
@@ -130,12 +130,12 @@ def test_a_plain_strategy_gets_no_weights_out_of_a_private_client():
     content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(3))}), "config": ConfigRecord()})
     reply = grid.app(Message(content, message_type="train", dst_node_id=11), grid.nodes[11])
     assert reply.has_error()
-    assert "PrivateStrategy" in reply.error.reason
+    assert "SecureSumStrategy" in reply.error.reason
 
 
 def test_a_server_with_another_plan_is_refused_by_the_clients():
     theirs = a_plan(sums=federated.Skellam(survivors=2))
-    strategy = flower.PrivateStrategy(theirs)
+    strategy = flower.SecureSumStrategy(theirs)
     assert not started(strategy, Grid(a_plan())).arrays
     assert strategy.closed == 2
 
@@ -151,7 +151,7 @@ def test_nothing_but_masked_numbers_leaves_a_client():
         return reply
 
     grid._delivered = watched
-    started(flower.PrivateStrategy(plan), grid)
+    started(flower.SecureSumStrategy(plan), grid)
     assert all(not one.metric_records for one in seen)
     assert {name for one in seen for name in one.array_records} == {"masked"}
 
@@ -220,7 +220,7 @@ class Lying(Grid):
 )  # fmt: skip
 def test_a_client_that_answers_nonsense_counts_as_gone(stage, said):
     plan = a_plan(rounds=1)
-    strategy = flower.PrivateStrategy(plan)
+    strategy = flower.SecureSumStrategy(plan)
     found = started(strategy, Lying(plan, stage, said), rounds=1).arrays
     assert strategy.closed == 0
     mean = np.concatenate([one.numpy().ravel() for one in found.values()]).mean()
@@ -238,7 +238,7 @@ def test_a_client_that_says_it_has_many_rows_weighs_no_more():
         return reply
 
     grid.app = boasting
-    found = started(flower.PrivateStrategy(plan), grid, rounds=1).arrays
+    found = started(flower.SecureSumStrategy(plan), grid, rounds=1).arrays
     assert abs(found["w"].numpy().mean() - 0.1) < 0.05
 
 
@@ -246,8 +246,8 @@ def test_a_server_that_goes_on_after_the_plan_gets_nothing():
     """Two strategies, each with rounds of its own: clients count their turns themselves."""
     plan = a_plan()
     grid = Grid(plan)
-    assert started(flower.PrivateStrategy(plan), grid).arrays
-    again = flower.PrivateStrategy(plan)
+    assert started(flower.SecureSumStrategy(plan), grid).arrays
+    again = flower.SecureSumStrategy(plan)
     assert not started(again, grid).arrays
     assert again.closed == 2
 
@@ -260,6 +260,6 @@ def test_a_plan_whose_rounds_have_no_price_is_charged_whole():
             charged.append(event)
 
     plan = a_plan(sampling=federated.MinimumSeparation(1))
-    strategy = flower.PrivateStrategy(plan, account=Account())
+    strategy = flower.SecureSumStrategy(plan, account=Account())
     assert started(strategy, Grid(plan)).arrays
     assert charged == [plan.event]

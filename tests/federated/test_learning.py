@@ -105,7 +105,7 @@ def test_by_round_or_for_the_plan():
 
 
 def test_the_clipping_bound_follows_the_updates():
-    clip = federated.Adaptive(initial=1e-3, learning_rate=1.0, weight=0.5)
+    clip = federated.AdaptiveClipping(initial=1e-3, learning_rate=1.0, weight=0.5)
     found = federation(small_plan(clip=clip, rounds=15, noise=0.3, sums=federated.Central()))
     history = found.fit()
     assert history.clips[-1] > 3e-3

@@ -72,7 +72,7 @@ def test_those_who_tell_their_noise_are_not_counted():
         ({"clip": -1.0}, "clip"),
         ({"noise": None}, "budget"),
         ({"sums": "skellam"}, "sums"),
-        ({"sampling": federated.Poisson}, "sampling"),
+        ({"sampling": federated.PoissonClients}, "sampling"),
         ({"clients": 0}, "clients"),
     ],
 )
@@ -88,7 +88,7 @@ def test_too_little_noise_for_a_budget_is_refused():
 
 
 def test_adaptive_clipping_is_billed_in_one_release():
-    plan = small_plan(clip=federated.Adaptive(initial=0.1, weight=0.2))
+    plan = small_plan(clip=federated.AdaptiveClipping(initial=0.1, weight=0.2))
     assert plan.bound == pytest.approx(math.hypot(1, 0.1))
     assert plan.event == small_plan().event  # the same noise, relative to a longer vector
 

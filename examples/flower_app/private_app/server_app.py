@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from private_app.task import accuracy, model, plan_of
-from terrine.federated.flower import PrivateStrategy
+from terrine.federated.flower import SecureSumStrategy
 
 app = ServerApp()
 
@@ -16,7 +16,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """All rounds of the plan."""
     plan = plan_of(context.run_config)
-    strategy = PrivateStrategy(plan)
+    strategy = SecureSumStrategy(plan)
     result = strategy.start(grid, initial_arrays=ArrayRecord(model().state_dict()), num_rounds=plan.rounds)
     found = {"epsilon": plan.epsilon, "closed": strategy.closed, "rounds": plan.rounds}
     if result.arrays:

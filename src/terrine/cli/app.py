@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+import terrine
 from terrine.cli import (
     accounting,
     audit,
@@ -29,22 +30,43 @@ from terrine.cli import (
 from terrine.cli.examples import show_examples
 from terrine.errors import TerrineError, WeakGuarantee
 
-Command = Callable[..., None]
-_EVERY_DAY, _OFFICE = "Every day", "With others"
-_OTHER_WAYS, _ACCOUNTING = "Other ways to learn, and attacks", "Accounting"
-_ORDER = (
-    "demo", "schema", "train", "predict", "report", "verify", "query", "ledger", "keys", "serve", "remote",
-    "pate", "prompt", "federated", "sums", "audit",
-    "epsilon", "noise", "steps", "compare", "version",
-)  # fmt: skip
+Command = Callable[..., None] | typer.Typer
+_COMMANDS: dict[str, dict[str, Command]] = {
+    "Every day": {
+        "demo": demo.demo,
+        "schema": schema.schema,
+        "train": train.train,
+        "predict": train.predict,
+        "report": train.report,
+        "verify": verify.verify,
+        "query": query.query,
+        "ledger": ledger.app,
+        "keys": verify.keys,
+    },
+    "With others": {"serve": serve.serve, "remote": remote.app},
+    "Other ways to learn, and attacks": {
+        "pate": pate.app,
+        "prompt": prompt.app,
+        "federated": federated.app,
+        "sums": sums.sums,
+        "audit": audit.app,
+    },
+    "Accounting": {
+        "epsilon": accounting.epsilon,
+        "noise": accounting.noise,
+        "steps": accounting.steps,
+        "compare": accounting.compare,
+    },
+}
+_ORDER = [name for commands in _COMMANDS.values() for name in commands]
+_INTERRUPTED = 130
 
 
 class InOrder(TyperGroup):
-    """Commands in the order in which a newcomer meets them; any that is not in the list comes last."""
+    """Commands in the order in which a newcomer meets them; typer would put those of groups last."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        place = {name: number for number, name in enumerate(_ORDER)}
-        return sorted(super().list_commands(ctx), key=lambda name: place.get(name, len(place)))
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
 
 
 app = typer.Typer(
@@ -56,47 +78,17 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-_DAILY: dict[str, Command] = {
-    "demo": demo.demo,
-    "schema": schema.schema,
-    "train": train.train,
-    "predict": train.predict,
-    "report": train.report,
-    "verify": verify.verify,
-    "query": query.query,
-}
-for name, function in _DAILY.items():
-    app.command(name, rich_help_panel=_EVERY_DAY)(function)
-app.add_typer(ledger.app, name="ledger", rich_help_panel=_EVERY_DAY)
-app.add_typer(verify.keys, rich_help_panel=_EVERY_DAY)
-app.command("serve", rich_help_panel=_OFFICE)(serve.serve)
-app.add_typer(remote.app, rich_help_panel=_OFFICE)
-for group, called in ((pate.app, "pate"), (prompt.app, "prompt"), (federated.app, "federated"), (audit.app, "audit")):
-    app.add_typer(group, name=called, rich_help_panel=_OTHER_WAYS)
-app.command("sums", rich_help_panel=_OTHER_WAYS)(sums.sums)
-_ABOUT_EPSILON: dict[str, Command] = {
-    "epsilon": accounting.epsilon,
-    "noise": accounting.noise,
-    "steps": accounting.steps,
-    "compare": accounting.compare,
-}
-for name, function in _ABOUT_EPSILON.items():
-    app.command(name, rich_help_panel=_ACCOUNTING)(function)
-
-_INTERRUPTED = 130
-
-
-@app.command(rich_help_panel=_ACCOUNTING)
-def version() -> None:
-    """Print Terrine's version."""
-    from terrine import __version__
-
-    typer.echo(__version__)
+for section, commands in _COMMANDS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=section)
+        else:
+            app.command(name, rich_help_panel=section)(command)
 
 
 def _show_version(asked: bool) -> None:
     if asked:
-        version()
+        typer.echo(terrine.__version__)
         raise typer.Exit
 
 

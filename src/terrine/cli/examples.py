@@ -58,7 +58,6 @@ EXAMPLES = {
     "noise": "terrine noise --epsilon 2 --delta 1e-5 --rate 0.01 --steps 10000",
     "steps": "terrine steps --epsilon 2 --delta 1e-5 --noise 4 --rate 0.01",
     "compare": "terrine compare --noise 4 --rate 0.01 --delta 1e-5 --epochs 400 --plot figure.png",
-    "version": "terrine version",
 }
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from terrine.federated import secure
-from terrine.federated.plan import Adaptive, Plan
-from terrine.federated.sampling import MinimumSeparation, Poisson
+from terrine.federated.plan import AdaptiveClipping, Plan
+from terrine.federated.sampling import MinimumSeparation, PoissonClients
 from terrine.federated.sums import Central, DiscreteGaussian, Skellam
 
 if TYPE_CHECKING:
     from terrine.federated.learning import FedAdam, FedAvg, Federation, Local
 
 __all__ = [
-    "Adaptive",
+    "AdaptiveClipping",
     "Central",
     "DiscreteGaussian",
     "FedAdam",
@@ -27,7 +27,7 @@ __all__ = [
     "Local",
     "MinimumSeparation",
     "Plan",
-    "Poisson",
+    "PoissonClients",
     "Skellam",
     "secure",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.federated.plan import Plan
-from terrine.federated.sampling import MinimumSeparation, Poisson
+from terrine.federated.sampling import MinimumSeparation, PoissonClients
 from terrine.mechanisms import exact
 from terrine.rng import Source
 
@@ -53,7 +53,7 @@ def draw(
     are asked (None: all), and `turns` holds earlier rounds' and is written to.
     """
     drawn: list[int]
-    if isinstance(plan.sampling, Poisson):
+    if isinstance(plan.sampling, PoissonClients):
         drawn = np.flatnonzero(exact.coins(Fraction(plan.rate), plan.clients, rng)).tolist()
     elif isinstance(plan.sampling, MinimumSeparation):
         drawn = _checked_in(plan, plan.sampling, rng, round_, {} if turns is None else turns, present)

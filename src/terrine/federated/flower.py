@@ -1,7 +1,7 @@
 """On Flower's message API: a mod for the ClientApp and a strategy for the ServerApp, and the app is private.
 
     client_app.py    app = ClientApp(mods=[flower.private_mod(plan)])
-    server_app.py    strategy = flower.PrivateStrategy(plan, account=account)
+    server_app.py    strategy = flower.SecureSumStrategy(plan, account=account)
                      strategy.start(grid, initial_arrays=..., num_rounds=plan.rounds)
 
 Both are given the same plan. `configure_train` charges, draws the clients and exchanges their keys; `aggregate_train`
@@ -23,9 +23,9 @@ import numpy as np
 from terrine.errors import InvalidArgument, MissingExtra, OutOfOrder, TerrineError
 from terrine.federated import quantise
 from terrine.federated.drawing import draw
-from terrine.federated.plan import Adaptive, Plan
+from terrine.federated.plan import AdaptiveClipping, Plan
 from terrine.federated.quantise import Floats, Quantiser
-from terrine.federated.sampling import MinimumSeparation, Poisson
+from terrine.federated.sampling import MinimumSeparation, PoissonClients
 from terrine.federated.secure import keeping, keys
 from terrine.federated.secure.client import Client
 from terrine.federated.secure.keys import Identity
@@ -74,7 +74,7 @@ def private_mod(plan: Plan, *, identities: Mapping[int, bytes] | None = None) ->
 
     def mod(message: Message, context: Context, call_next: Next) -> Message:
         if RECORD not in message.content.config_records:
-            reason = "terrine: a message outside of the private protocol; want PrivateStrategy on the server"
+            reason = "terrine: a message outside of the private protocol; want SecureSumStrategy on the server"
             return Message(Error(code=_FAILED, reason=reason), reply_to=message)
         try:
             content = _Answering(plan, identities, message, context).answer(call_next)
@@ -157,7 +157,7 @@ class _Answering:
         if reply.has_error() or len(reply.content.array_records) != 1:
             raise InvalidArgument("the app returned no weights: nothing is sent")
         change = _flat(next(iter(reply.content.array_records.values()))) - before
-        if isinstance(self._plan.clip, Adaptive):
+        if isinstance(self._plan.clip, AdaptiveClipping):
             change = quantise.with_bit(change, told["bound"], self._plan.clip.weight)
         return quantise.checked(change, told["dimension"])
 
@@ -203,7 +203,7 @@ class _Answering:
         return str(self._state[name])
 
 
-class PrivateStrategy(Strategy):  # type: ignore[misc]
+class SecureSumStrategy(Strategy):  # type: ignore[misc]
     """Federated averaging with masked whole numbers and noise inside.
 
     Guarantee: what it hands on after all rounds costs at most `plan.event`; the account is charged for every round
@@ -229,7 +229,7 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         self._account, self._server, self._timeout = account, server, timeout
         self._array_key, self._config_key = arrayrecord_key, configrecord_key
         self._rng: Source = SYSTEM if plan.seed is None else Seeded(plan.seed)
-        self._bound = plan.clip.initial if isinstance(plan.clip, Adaptive) else plan.clip
+        self._bound = plan.clip.initial if isinstance(plan.clip, AdaptiveClipping) else plan.clip
         self._rounds, self._turns = 0, dict[int, list[int]]()
         self._key = _key(plan)
         self._optimizer: Any = None
@@ -307,7 +307,7 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
 
         from terrine.federated.learning import FedAvg
 
-        if isinstance(self.plan.clip, Adaptive):
+        if isinstance(self.plan.clip, AdaptiveClipping):
             share, mean = float(mean[-1]) / self.plan.clip.weight + 0.5, mean[:-1] * self._bound
             self._bound = self.plan.clip.following(self._bound, share)
         if self._weights is None:
@@ -321,14 +321,14 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
 class _Running:
     """One round on its way."""
 
-    def __init__(self, strategy: PrivateStrategy, grid: Grid, nodes: list[int], arrays: ArrayRecord) -> None:
+    def __init__(self, strategy: SecureSumStrategy, grid: Grid, nodes: list[int], arrays: ArrayRecord) -> None:
         plan, rng = strategy.plan, strategy._rng
         assert not isinstance(plan.sums, Central)
         self._strategy, self._grid, self.arrays = strategy, grid, arrays
         drawn = draw(plan, rng, key=strategy._key, round_=strategy._rounds - 1, turns=strategy._turns)
         self._nodes = [nodes[one] for one in drawn.taking_part]
         self._contributing = {place for place, one in enumerate(drawn.taking_part) if one in drawn.contributing}
-        dimension = _flat(arrays).size + isinstance(plan.clip, Adaptive)
+        dimension = _flat(arrays).size + isinstance(plan.clip, AdaptiveClipping)
         facts = {"dimension": dimension, "signs": rng.word() >> 1, "bound": strategy._bound}
         self.quantiser = _quantiser(plan, facts)
         self._round = Round(
@@ -430,7 +430,7 @@ def _quantiser(plan: Plan, facts: dict[str, Any]) -> Quantiser:
 
 def _key(plan: Plan) -> Any:
     """What groups and fixed orders of clients come from, where the plan has such."""
-    if isinstance(plan.sampling, Poisson | MinimumSeparation):
+    if isinstance(plan.sampling, PoissonClients | MinimumSeparation):
         return None
     from terrine.sgd.noise import Key
 

@@ -28,7 +28,7 @@ from terrine.federated.adding import add, exact_sum
 from terrine.federated.checkpoint import FederationCheckpoint
 from terrine.federated.drawing import Drawn, Turns, draw
 from terrine.federated.keyed import KeyedSource
-from terrine.federated.plan import Adaptive, Plan
+from terrine.federated.plan import AdaptiveClipping, Plan
 from terrine.federated.quantise import Floats, with_bit
 from terrine.federated.sampling import MinimumSeparation
 from terrine.federated.secure.opening import OpenedSum
@@ -203,11 +203,11 @@ class Federation:
         if not self._trained:
             raise InvalidArgument("model: no parameter that is trained; want one or more with requires_grad=True")
         self._optimizer = self._server.optimizer(self._trained)
-        self._bound = plan.clip.initial if isinstance(plan.clip, Adaptive) else plan.clip
+        self._bound = plan.clip.initial if isinstance(plan.clip, AdaptiveClipping) else plan.clip
         self._turns: Turns = {}
         self._paid, self._known = _Paid(), False  # known: to be this account's, not another's before a restart
         self.history, self._begun = RoundHistory(), 0  # what is told may be changed; what decides the noise may not
-        size = sum(one.numel() for one in self._trained) + isinstance(plan.clip, Adaptive)
+        size = sum(one.numel() for one in self._trained) + isinstance(plan.clip, AdaptiveClipping)
         if plan.dimension not in (None, size):
             raise InvalidArgument(f"plan.dimension={plan.dimension}: want the {size} entries of an update, or None")
         self._dimension = size
@@ -361,12 +361,12 @@ class Federation:
                 raise InvalidArgument("local: its training froze, added or replaced parameters; want them as they were")
             parts = [(one - old).flatten().double() for one, old in zip(new, self._trained, strict=True)]
             change: Floats = torch.cat(parts).cpu().numpy()
-        if not isinstance(self.plan.clip, Adaptive):
+        if not isinstance(self.plan.clip, AdaptiveClipping):
             return change
         return with_bit(change, self._bound, self.plan.clip.weight)
 
     def _step(self, mean: Floats) -> None:
-        if isinstance(self.plan.clip, Adaptive):
+        if isinstance(self.plan.clip, AdaptiveClipping):
             share = float(mean[-1]) / self.plan.clip.weight + 0.5
             mean = mean[:-1] * self._bound
             self._bound = self.plan.clip.following(self._bound, share)

@@ -25,7 +25,7 @@ from terrine.accounting.integer_noise import reduced
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent, WeakGuarantee
 from terrine.events import Budget, Event, Gaussian, Repeated, Reproducible, Unit
 from terrine.federated import sampling
-from terrine.federated.sampling import MinimumSeparation, Poisson
+from terrine.federated.sampling import MinimumSeparation, PoissonClients
 from terrine.federated.sums import Central, DiscreteGaussian, Skellam
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _NOISE = Search(low=0.05, high=1e4, start=1.0, private_end_is_high=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adaptive:
+class AdaptiveClipping:
     """A bound that follows a quantile of the clients' norms: C <- C exp(-learning_rate (b - quantile)). [ATMR21]
 
     b is the noisy share of clients whose norm was at most C. It rides along with the update as one more entry, of
@@ -68,8 +68,8 @@ class Plan:
 
     Give either `budget` (the noise is then the least that keeps it), or `noise` and `delta`. `noise` is relative to
     what one client can move. `dimension`, if known, gives whole numbers a finer grid for the same bits. `correlated`
-    wants sums by a trusted server and turns of a client at least so many rounds apart as it has bands: `Poisson` then
-    becomes `sgd.CyclicPoisson(bands)`, `sgd.FixedOrder` and `MinimumSeparation` are kept if they are wide enough.
+    wants sums by a trusted server and turns of a client at least so many rounds apart as it has bands: `PoissonClients`
+    then becomes `sgd.CyclicPoisson(bands)`, `sgd.FixedOrder` and `MinimumSeparation` are kept if they are wide enough.
 
     Guarantee: a run made from this plan costs at most `plan.event`, priced as (`plan.epsilon`, `plan.delta`), for
     whoever sees what is released and does not know who took part in which round; who knows: `plan.insider_epsilon`.
@@ -82,13 +82,13 @@ class Plan:
     clients: int
     per_round: int
     rounds: int
-    clip: float | Adaptive
+    clip: float | AdaptiveClipping
     budget: Budget | None = None
     sums: Central | Skellam | DiscreteGaussian = field(default_factory=Central)
     noise: float = _FOUND_BY_THE_PLAN
     delta: float = _FOUND_BY_THE_PLAN
     dimension: int | None = None
-    sampling: Poisson | MinimumSeparation | CyclicPoisson | FixedOrder = field(default_factory=Poisson)
+    sampling: PoissonClients | MinimumSeparation | CyclicPoisson | FixedOrder = field(default_factory=PoissonClients)
     correlated: Banded | None = None
     """Noise of which later rounds take a part back; its coefficients are settled here."""
     seed: int | None = None
@@ -100,8 +100,8 @@ class Plan:
             settle(self, name, check.whole(name, getattr(self, name)))
         if self.per_round > self.clients:
             raise check.refuse("per_round", self.per_round, f"at most clients={self.clients}")
-        if not isinstance(self.clip, Adaptive):
-            settle(self, "clip", _moderate("clip", self.clip, "or federated.Adaptive(...)"))
+        if not isinstance(self.clip, AdaptiveClipping):
+            settle(self, "clip", _moderate("clip", self.clip, "or federated.AdaptiveClipping(...)"))
         self._check_kinds()
         self.sums.check(self.per_round)
         self._settle_correlated()
@@ -128,12 +128,12 @@ class Plan:
     @property
     def by_round(self) -> bool:
         """Whether rounds may be charged one by one: their noise is independent, and so is who is drawn."""
-        return self.bands == 1 and isinstance(self.sampling, Poisson)
+        return self.bands == 1 and isinstance(self.sampling, PoissonClients)
 
     @property
     def bound(self) -> float:
         """The largest l2 norm of what one client contributes; relative to the clipping bound where that adapts."""
-        if isinstance(self.clip, Adaptive):
+        if isinstance(self.clip, AdaptiveClipping):
             return math.hypot(1.0, self.clip.weight / 2) * (1 + 1e-12)
         return self.clip
 
@@ -165,7 +165,7 @@ class Plan:
 
         A client is taken to have all of its turns; fewer cost less.
         """
-        if not isinstance(self.sampling, Poisson) and not hasattr(self.sampling, "groups"):
+        if not isinstance(self.sampling, PoissonClients) and not hasattr(self.sampling, "groups"):
             return self.event  # where nothing is sampled, nothing is hidden
         return self._stamped(Repeated(self.sums.event(self.noise, self.per_round, self.dimension), times=self.turns))
 
@@ -255,7 +255,7 @@ class Plan:
                     f"correlated={check.shown(banded)}: a round takes back noise of rounds before, which nobody knows "
                     "where every client adds a share; want sums=federated.Central(), or no correlated="
                 )
-            if isinstance(self.clip, Adaptive) and banded.bands > 1:
+            if isinstance(self.clip, AdaptiveClipping) and banded.bands > 1:
                 hint = "a round takes back noise of the rounds before, which must be of its own scale"
                 raise check.refuse("clip", self.clip, f"one bound for all rounds beside {banded.bands} bands", hint)
             settle(self, "correlated", banded.settled(self.rounds))

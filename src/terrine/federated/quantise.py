@@ -106,7 +106,7 @@ def clipped(vector: Floats, bound: float) -> Floats:
 
 
 def with_bit(change: Floats, bound: float, weight: float) -> Floats:
-    """(x / C, weight (bit - 1/2)): x clipped to C, and whether it was within, as `plan.Adaptive` wants it."""
+    """(x / C, weight (bit - 1/2)): x clipped to C, and whether it was within, as `plan.AdaptiveClipping` wants it."""
     inside = bool(np.isfinite(change).all()) and float(np.linalg.norm(change)) <= bound
     return np.append(clipped(change, bound) / bound, weight * (0.5 if inside else -0.5))
 

@@ -1,6 +1,6 @@
 """Who takes part in which round, and what a run of rounds then costs: one value makes both.
 
-    Poisson                every client is drawn for each round independently
+    PoissonClients         every client is drawn for each round independently
     sgd.CyclicPoisson(g)   clients are in g groups for good; round t draws from group t mod g
     sgd.FixedOrder()       one random order, the same in every pass over the clients
     MinimumSeparation(s)   whoever checks in, but nobody twice in s rounds: for servers that cannot sample
@@ -22,16 +22,16 @@ from terrine.errors import InvalidArgument
 from terrine.events import Event, Gaussian, Neighbours, PoissonSampled, Repeated
 
 if TYPE_CHECKING:
-    Sampling = "Poisson | MinimumSeparation | CyclicPoisson | FixedOrder"
+    Sampling = "PoissonClients | MinimumSeparation | CyclicPoisson | FixedOrder"
 
 Stage = tuple[Event, float, int]
 """What a round releases, its noise, and for how many rounds in a row, as `sgd.sampling` has it."""
 
-_WANTED = "federated.Poisson(), federated.MinimumSeparation(s), sgd.CyclicPoisson(g) or sgd.FixedOrder(...)"
+_WANTED = "federated.PoissonClients(), federated.MinimumSeparation(s), sgd.CyclicPoisson(g) or sgd.FixedOrder(...)"
 
 
 @dataclass(frozen=True)
-class Poisson:
+class PoissonClients:
     """Every client is drawn for each round independently, with the same probability."""
 
     @property
@@ -81,7 +81,7 @@ def turns(sampling: Any, rounds: int, *, clients: int, per_round: int) -> int:
 
 def apart(sampling: Any, clients: int, per_round: int) -> int:
     """How many rounds lie from one turn of a client to the next, at least."""
-    if isinstance(sampling, Poisson):
+    if isinstance(sampling, PoissonClients):
         return 1
     if isinstance(sampling, MinimumSeparation):
         return sampling.rounds
@@ -102,9 +102,9 @@ def settled(sampling: Any, bands: int, *, clients: int, per_round: int, shares: 
     Raises:
         InvalidArgument: it is no way of drawing clients, or cannot keep them so far apart.
     """
-    if type(sampling) not in (Poisson, MinimumSeparation):
+    if type(sampling) not in (PoissonClients, MinimumSeparation):
         sampling = _of_lots(sampling, shares)
-    if bands > 1 and isinstance(sampling, Poisson):
+    if bands > 1 and isinstance(sampling, PoissonClients):
         from terrine.sgd import CyclicPoisson
 
         sampling = CyclicPoisson(bands)
@@ -123,7 +123,7 @@ def _of_lots(sampling: Any, shares: bool) -> Any:
     from terrine import sgd
 
     if type(sampling) is sgd.Poisson:
-        return Poisson()
+        return PoissonClients()
     if type(sampling) not in (sgd.CyclicPoisson, sgd.FixedOrder):
         raise check.refuse("sampling", sampling, _WANTED)
     if shares and sampling.reach != 1.0:

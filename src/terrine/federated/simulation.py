@@ -21,7 +21,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import Budget, is_reproducible, settled_neighbours, settled_unit
 from terrine.events.codec import to_dict
 from terrine.federated.learning import FedAdam, FedAvg, Federation, Local, RoundHistory
-from terrine.federated.plan import Adaptive, Plan
+from terrine.federated.plan import AdaptiveClipping, Plan
 from terrine.federated.sums import Central, DiscreteGaussian, Skellam
 from terrine.pipeline import baseline, coins, pages, trained
 from terrine.pipeline.folder import EVENTS, PRIVACY, RECEIPT, RESULTS, WEIGHTS, Folder
@@ -113,7 +113,7 @@ class SimulationSettings:
         per_round = self.per_round or min(self.clients, max(10, self.clients // 5))
         return Plan(
             clients=self.clients, per_round=per_round, rounds=self.rounds,
-            clip=Adaptive(initial=self.clip) if self.adaptive_clip else self.clip,
+            clip=AdaptiveClipping(initial=self.clip) if self.adaptive_clip else self.clip,
             budget=Budget(self.epsilon, delta), sums=self._sums(per_round), dimension=dimension, seed=self.seed,
         )  # fmt: skip
 
