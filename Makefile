@@ -7,10 +7,7 @@ DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 # Tests start hundreds of processes: what they import is compiled once.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
-COVERAGE := --cov=terrine --cov-report=term:skip-covered
-# From Python 3.12 on the interpreter itself says which lines ran; before, watching them would double the time.
-QUICK_COVERAGE := $(shell $(PYTHON) -c "import sys; print('$(COVERAGE)' if sys.version_info >= (3, 12) else '')")
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov
 
 .PHONY: install demo test test-all test-lowest test-highest lint docs bench release clean
 
@@ -38,11 +35,11 @@ $(PEERS): $(READY)
 demo: $(DEMO)
 	$(BIN)/terrine demo --out demo
 
-test: $(READY)  # everything but the slow tests: under 8 minutes on two cores
-	COVERAGE_CORE=sysmon $(PYTEST) -m "not slow" $(QUICK_COVERAGE)
+test: $(READY)  # everything but the slow tests, and which lines they ran
+	$(PYTEST) -m "not slow"
 
-test-all: $(READY)  # everything, on more examples, and which lines it ran
-	TERRINE_EXAMPLES=4 $(PYTEST) $(COVERAGE)
+test-all: $(PEERS)  # everything, on more examples, and beside the peers
+	TERRINE_EXAMPLES=4 $(PYTEST)
 
 test-lowest: $(DEMO)  # the oldest versions that pyproject.toml allows
 	$(BIN)/python tests/other_versions.py lowest

@@ -4,21 +4,22 @@ import re
 
 import pytest
 
+from tests import chromium
 from tests.gateway import clinic as made
 from tests.gateway.clinic import COUNT, done
-from tests.gateway.pages_in_chromium import ARGUMENTS, CHECKS, CHROMIUM, CONTROLS, FOCUSED, serving
+from tests.gateway.pages_in_chromium import CHECKS, CONTROLS, FOCUSED, serving
 
 playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium")
+pytestmark = chromium.wanted
 WIDE, PHONE = {"width": 1200, "height": 800}, {"width": 400, "height": 800}
 
 
 @pytest.fixture(scope="module")
-def chromium():
+def browser():
     with playwright.sync_playwright() as found:
-        browser = found.chromium.launch(executable_path=str(CHROMIUM), args=list(ARGUMENTS))
-        yield browser
-        browser.close()
+        started = found.chromium.launch(executable_path=chromium.CHROMIUM, args=list(chromium.FLAGS))
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +38,13 @@ def world(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def contexts(chromium, world):
+def contexts(browser, world):
     """A browser's context for everyone, logged in once."""
     kept = {}
 
     def of(name, **options):
         if (name, *options) not in kept:
-            context = kept[(name, *options)] = chromium.new_context(base_url=world.address, **options)
+            context = kept[(name, *options)] = browser.new_context(base_url=world.address, **options)
             page = context.new_page()
             page.goto("/login")
             page.fill("#token", world.tokens[name])
@@ -140,8 +141,8 @@ def test_every_page_can_be_used_by_everybody(world, as_, name):
     assert wrong == {}
 
 
-def test_the_checks_see_what_is_wrong(chromium):
-    page = chromium.new_page(viewport=PHONE)
+def test_the_checks_see_what_is_wrong(browser):
+    page = browser.new_page(viewport=PHONE)
     page.set_content(
         "<h2>x</h2><p style='color:#bbb'>faint</p><input name=a><table><tr><th>h</th></tr></table><button></button>"
         "<div style='width:900px'>wide</div>"

@@ -1,7 +1,6 @@
 """The report is a page that a browser draws: looked at in headless Chromium where there is one."""
 
 import json
-import shutil
 import struct
 import subprocess
 import zlib
@@ -16,8 +15,7 @@ from terrine.events import Composed, Gaussian, PoissonSampled, Repeated
 from terrine.pipeline import pages
 from terrine.report.accountants import over_training, so_far
 from terrine.report.page import rounded_up
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from tests import chromium
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +24,10 @@ def report(tmp_path_factory):
     finished = pipeline.train(pipeline.Settings(epsilon=3.0, data="digits", model="linear", epochs=5), folder)
     pages.write(finished)
     return folder / "report.html"
+
+
+def headless(folder):
+    return [chromium.CHROMIUM, "--headless=new", *chromium.FLAGS, f"--user-data-dir={folder / 'profile'}"]
 
 
 def pixels(path):
@@ -44,12 +46,11 @@ def pixels(path):
     return rows[:, 1:]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+@chromium.wanted
 def test_the_page_is_drawn_without_a_network(report, tmp_path):
     picture = tmp_path / "page.png"
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-background-networking"]
-    flags += ["--disable-component-update", "--disable-sync", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND"]
-    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1000,2600"]
+    command = [*headless(tmp_path), "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    command += ["--window-size=1000,2600"]
     subprocess.run([*command, f"--screenshot={picture}", report.as_uri()], check=True, capture_output=True, timeout=120)
     drawn = pixels(picture)
     assert len(drawn) == 2600
@@ -133,11 +134,10 @@ def test_the_enclosure_never_says_the_same_number_twice(lower, upper):
     assert len(set(numbers)) == len(numbers)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+@chromium.wanted
 def test_the_page_fits_a_phone_and_a4(report, tmp_path):
     """At 400 pixels nothing is wider than the window; printed, it is a PDF of A4 pages."""
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-    flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = headless(tmp_path)
     narrow = tmp_path / "narrow.html"
     narrow.write_text(
         f"<iframe id=page src='{report.as_uri()}' width=400 height=900></iframe><p id=told></p><script>"
@@ -145,14 +145,14 @@ def test_the_page_fits_a_phone_and_a4(report, tmp_path):
         "told.textContent = 'widest ' + page.contentDocument.documentElement.scrollWidth }</script>"
     )
     shown = subprocess.run(
-        [CHROMIUM, *flags, "--allow-file-access-from-files", "--virtual-time-budget=8000", "--dump-dom",
+        [*command, "--allow-file-access-from-files", "--virtual-time-budget=8000", "--dump-dom",
          narrow.as_uri()],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert "widest 400" in shown.stdout or "widest 385" in shown.stdout, shown.stdout[-300:]
     printed = tmp_path / "page.pdf"
     subprocess.run(
-        [CHROMIUM, *flags, f"--print-to-pdf={printed}", report.as_uri()], check=True, capture_output=True, timeout=120
+        [*command, f"--print-to-pdf={printed}", report.as_uri()], check=True, capture_output=True, timeout=120
     )
     assert printed.read_bytes().startswith(b"%PDF")
     assert b"/MediaBox [0 0 594.95996 841.91998]" in printed.read_bytes() or b"841.9" in printed.read_bytes()
