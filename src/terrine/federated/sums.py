@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,24 +34,15 @@ _SPREAD = 5.0
 _LEAST_REACH = 4.0
 
 
-class Sums(Protocol):
-    """A way of adding up a round's contributions with noise."""
-
-    def check(self, per_round: int) -> None:
-        """Refuse what cannot be with so many noise givers in a round."""
-
-    def event(self, noise: float, per_round: int, dimension: int | None) -> Event:
-        """What opening one sum costs a client who took part, at noise / sensitivity `noise`."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Central:
     """The server is trusted with contributions, and adds Gaussian noise."""
 
     def check(self, per_round: int) -> None:
-        """Any number of clients will do."""
+        """Any number of noise givers in a round will do."""
 
     def event(self, noise: float, per_round: int, dimension: int | None) -> Event:  # noqa: ARG002
+        """What opening one sum costs a client who took part, at noise / sensitivity `noise`."""
         return events.Gaussian(noise=noise, unit=Unit.CLIENT)
 
 

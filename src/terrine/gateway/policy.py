@@ -24,7 +24,6 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 
 from terrine.gateway import requests, tokens
-from terrine.gateway.bodies import DatasetName, Identifier
 from terrine.gateway.refusals import Refused, answer_to, missing
 from terrine.gateway.tokens import ALL, Caller
 
@@ -34,7 +33,6 @@ ROLES = ("owner", "analyst", "officer")
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 _FORM = "application/x-www-form-urlencoded"
-DatasetPath, RequestPath = DatasetName, Identifier
 
 
 class Where(enum.Enum):

@@ -97,11 +97,6 @@ def shared(shape: Shape, shares: float, epsilon: float, delta: float) -> NoiseKi
     return NoiseKind(shape, math.nextafter(one * math.sqrt(shares), math.inf) * (1 + 2.0**-40))
 
 
-def laplace_tail(scale: float, at_least: int) -> float:
-    """The probability that Laplace noise of `scale`, rounded to whole numbers, is `at_least` or more."""
-    return 0.5 * math.exp(-(at_least - 0.5) / scale)
-
-
 def _two_laplaces(large: float, small: float, chance: float) -> float:
     if small > large * (1 - 1e-6):
         small = large

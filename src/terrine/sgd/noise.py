@@ -35,7 +35,6 @@ class Purpose(enum.IntEnum):
     QUANTILE = 3
     VALIDATION = 4
     PROJECTION = 5
-    INITIALISATION = 6
     READING = 7
     TRAINING = 8
     ROWS = 9

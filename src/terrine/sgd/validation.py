@@ -7,7 +7,6 @@ number of right answers plus N(0, noise^2). One example moves that number by at 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +18,6 @@ from terrine.errors import InvalidArgument
 from terrine.events import Event, Gaussian, Repeated
 from terrine.sgd.devices import moved, settled
 from terrine.sgd.noise import Key, Purpose
-
-Score = Callable[[Any, Any], Tensor]
-"""Output and target in, one number per example out."""
 
 
 def are_classes(output: Any, target: Any) -> bool:
