@@ -1,9 +1,11 @@
 """Attack what claims to be private: samples or scores in, a confidence bound on epsilon out.
 
-bound(members, non_members, delta=1e-5)     scores of an attack -> evidence
-one_run.guess(scores, included)             canaries of a single training run -> evidence
-lower_bound(mechanism, first, second)       a black box, run on two neighbours -> evidence
-verdict(claim, evidence)                    consistent, or VIOLATED with the confidence
+    bound(members, non_members, delta=1e-5)     scores of an attack -> evidence
+    one_run.guess(scores, included)             canaries of a single training run -> evidence
+    lower_bound(mechanism, first, second)       a black box, run on two neighbours -> evidence
+    verdict(claim, evidence)                    consistent, or VIOLATED with the confidence
+
+An attack that finds less than is claimed proves nothing: another may find more.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,8 +1,10 @@
 """Federated learning with a certified bill: clients' updates, summed so that nobody sees one, with the noise inside.
 
-plan = federated.Plan(clients=1_000, per_round=50, rounds=200, clip=0.5, budget=Budget(epsilon=4, delta=1e-5),
-                      sums=federated.Skellam(bits=20, survivors=40))
-noisy = federated.secure.sum(vectors, plan, drop=[3, 7])
+    plan = federated.Plan(clients=1_000, per_round=50, rounds=200, clip=0.5, budget=Budget(epsilon=4, delta=1e-5),
+                          sums=federated.Skellam(bits=20, survivors=40))
+    noisy = federated.secure.sum(vectors, plan, drop=[3, 7])
+
+`Federation` runs all rounds in one process; `federated.flower` makes an app of Flower's private.
 """
 
 from __future__ import annotations

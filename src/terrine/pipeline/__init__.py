@@ -1,9 +1,11 @@
 """The main job: from private data to a trained, billed and audited model in one folder.
 
-from terrine import pipeline
+    from terrine import pipeline
 
-pipeline.train(pipeline.Settings(data="digits", epsilon=3.0), "run")
-pipeline.load("run").predict(rows)
+    pipeline.train(pipeline.Settings(data="digits", epsilon=3.0), "run")
+    pipeline.load("run").predict(rows)
+
+`terrine train` is this from a shell; `Settings` has a field for each of its options.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Private prompts for a frozen language model: soft ones by DP-SGD, discrete ones by PATE [DDP23].
+r"""Private prompts for a frozen language model: soft ones by DP-SGD, discrete ones by PATE [DDP23].
 
-language = prompts.LanguageModel.load("folder-or-file.gguf")
-template = prompts.Template("{text}\nSentiment:", words=(" negative", " positive"))
-prompt = prompts.SoftPrompt.from_text(language, template, "Is the review positive or negative?")
-prompt = prompts.tune(language, prompt, texts, labels, plan)
+    language = prompts.LanguageModel.load("folder-or-file.gguf")
+    template = prompts.Template("{text}\nSentiment:", words=(" negative", " positive"))
+    prompt = prompts.SoftPrompt.from_text(language, template, "Is the review positive or negative?")
+    prompt = prompts.tune(language, prompt, texts, labels, plan)
 
-votes = prompts.vote(prompts.LocalModel(language), template, demonstrations, deal, public_texts)
+    votes = prompts.vote(prompts.LocalModel(language), template, demonstrations, deal, public_texts)
+
+The model stays as it is: what is released is a prompt, or words.
 """
 
 from __future__ import annotations

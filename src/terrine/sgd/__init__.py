@@ -1,11 +1,13 @@
 """DP-SGD on any PyTorch model: one plan makes the lots, the noise and the event.
 
-plan = sgd.Plan(examples=60_000, lot=600, epochs=20, clip=1.0, budget=Budget(epsilon=2.0, delta=1e-5))
-model, optimizer, lots = sgd.make_private(model, optimizer, dataset, plan)
-for x, y in lots:
-    optimizer.zero_grad()
-    criterion(model(x), y).backward()
-    optimizer.step()
+    plan = sgd.Plan(examples=60_000, lot=600, epochs=20, clip=1.0, budget=Budget(epsilon=2.0, delta=1e-5))
+    model, optimizer, lots = sgd.make_private(model, optimizer, dataset, plan)
+    for x, y in lots:
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+`Trainer` is the same without a loop of one's own, `PrivateClassifier` and `PrivateRegressor` are it for scikit-learn.
 """
 
 from __future__ import annotations

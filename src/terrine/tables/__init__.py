@@ -1,8 +1,10 @@
 """Private tables: read with a schema of public facts, so that nothing about the columns is learned from the rows.
 
-table = tables.open_table("adult.csv")
-schema = tables.Schema.load("adult.schema.toml")
-features, labels = schema.encode(table), schema.labels(table)
+    table = tables.open_table("adult.csv")
+    schema = tables.Schema.load("adult.schema.toml")
+    features, labels = schema.encode(table), schema.labels(table)
+
+`terrine schema` drafts a schema, and asks for what only people can know.
 """
 
 from terrine.tables.cells import as_number

@@ -1,8 +1,10 @@
 """transformers, made private: `PrivateTrainer`.
 
-trainer   the Trainer: lots, losses of one example, logs and checkpoints
-arguments what TrainingArguments may say under a plan
-collating texts in one shape, each padded by itself
+    trainer     the Trainer: lots, losses of one example, logs and checkpoints
+    arguments   what TrainingArguments may say under a plan
+    collating   texts in one shape, each padded by itself
+
+An ordinary script keeps its model, arguments and data; the plan replaces its sampler.
 """
 
 from terrine.errors import MissingExtra

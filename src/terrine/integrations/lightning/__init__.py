@@ -1,8 +1,10 @@
 """PyTorch Lightning, made private: `PrivateStrategy`.
 
-strategy  the loop's seams: lots, the closure, the step, checkpoints
-flags     what a Trainer, its callbacks and a module may ask for under a plan
-logs      what may be logged
+    strategy   the loop's seams: lots, the closure, the step, checkpoints
+    flags      what a Trainer, its callbacks and a module may ask for under a plan
+    logs       what may be logged
+
+The LightningModule stays as it is.
 """
 
 from terrine.errors import MissingExtra
