@@ -105,6 +105,14 @@ def positive(name: str, value: Any, hint: str = "") -> float:
     return result
 
 
+def moderate(name: str, value: Any, hint: str = "") -> float:
+    """A number above 0 that single precision holds with room to spare, its reciprocal and square too."""
+    result = positive(name, value, hint)
+    if not 1e-12 <= result <= 1e12:
+        raise refuse(name, value, "between 1e-12 and 1e+12", hint)
+    return result
+
+
 def not_negative(name: str, value: Any, hint: str = "") -> float:
     """A finite number that is 0 or above."""
     result = number(name, value, ">= 0", hint)
