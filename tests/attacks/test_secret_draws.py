@@ -63,6 +63,46 @@ def test_the_callers_random_numbers_go_on_as_if_nothing_had_been_drawn():
     assert rest[1:] == after(False)[1:]
 
 
+def by_next(lots, count):
+    for _ in range(count):
+        yield next(iter(lots))
+
+
+@pytest.mark.parametrize("loop", [lambda lots: lots, lambda lots: by_next(lots, 2)], ids=["for", "next"])
+def test_masks_do_not_come_from_the_callers_seed_in_any_loop(loop):
+    found = []
+    for _ in range(2):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5))
+        model, optimizer, lots = sgd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.0), data(), plan())
+        torch.manual_seed(0)
+        for x, _ in loop(lots):
+            out = model(x)
+            found.append([one == 0 for one in out.detach().flatten().tolist()])
+            out.sum().backward()
+            optimizer.step()
+    assert len({tuple(one) for one in found}) == len(found) == 4
+
+
+def test_two_loops_at_once_share_no_draws_and_leave_none():
+    def pair():
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5))
+        return sgd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.0), data(), plan())
+
+    found = []
+    runs = [pair(), pair()]
+    torch.manual_seed(0)
+    for batches in zip(*(lots for _, _, lots in runs), strict=True):
+        for (model, optimizer, _), (x, _) in zip(runs, batches, strict=True):
+            out = model(x)
+            found.append(tuple(one == 0 for one in out.detach().flatten().tolist()))
+            out.sum().backward()
+            optimizer.step()
+    after = float(torch.rand(()))
+    torch.manual_seed(0)
+    assert after == float(torch.rand(()))
+    assert len(set(found)) == len(found) == 4
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this machine")
 def test_a_fork_of_a_run_takes_no_step():
     model = nn.Linear(4, 3)

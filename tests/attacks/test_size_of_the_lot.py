@@ -1,11 +1,14 @@
 """The size of a lot is private: what is not linear in a backward pass must not see it, as 1/n of a mean loss."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from terrine import sgd
+from terrine.errors import InvalidArgument
 
 ROW = torch.randn(1, 4, generator=torch.Generator().manual_seed(1))
 
@@ -113,18 +116,60 @@ def test_means_have_torchs_values_and_the_gradient_of_each_example(loss):
         torch.testing.assert_close(one.grad, other)
 
 
-def test_sums_of_which_one_is_divided_keep_their_weights():
-    torch.manual_seed(0)
-    x, y, model = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]), nn.Linear(4, 3)
-
-    def loss(o, y):
-        return functional.cross_entropy(o, y, reduction="sum") / 7 + o.square().sum()
-
-    wanted = torch.autograd.grad(loss(model(x), y), list(model.parameters()))
-    plan = sgd.Plan(examples=6, lot=6, steps=1, clip=1000.0, noise=0.0, delta=1e-5, seed=0)
+def loop(model, x, y, turn, **more):
+    plan = sgd.Plan(examples=len(x), lot=len(x), steps=1, clip=1e6, noise=0.0, delta=1e-5, seed=0, **more)
     model, optimizer, lots = sgd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.0), (x, y), plan)
     for some, labels in lots:
-        loss(model(some), labels).backward()
+        turn(model, some, labels)
         optimizer.step()
-    for one, other in zip(model.parameters(), wanted, strict=True):
-        torch.testing.assert_close(6 * one.grad, other)
+    return len(x) * torch.cat([one.grad.flatten() for one in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o: o.sum() / len(o) + (2 * o).sum() / 8,
+        lambda o: o.sum() / 8 + (2 * o).sum(),
+        lambda o: torch.stack([o.sum() / len(o), o.square().sum() / 8]).sum(),
+    ],
+)
+def test_sums_divided_by_different_numbers_are_refused(loss):
+    """Were one of them the lot's size, their weights would flip when it is the other number."""
+    with pytest.raises(InvalidArgument, match="different numbers"):
+        loop(nn.Linear(4, 1), torch.randn(7, 4), torch.zeros(7), lambda m, x, y: loss(m(x)).backward())
+
+
+def test_whatever_a_sum_is_divided_by_and_however_often_each_example_counts_once():
+    torch.manual_seed(0)
+    x, y, model = torch.randn(6, 4), torch.zeros(6), nn.Linear(4, 1)
+    start = copy.deepcopy(model)
+    wanted = loop(model, x, y, lambda m, x, y: m(x).square().sum().backward())
+    for divided in (lambda o: o.sum() / 8 / len(o), lambda o: o.sum() / len(o) / 8, lambda o: o.sum() / 3):
+        found = loop(copy.deepcopy(start), x, y, lambda m, x, y, d=divided: d(m(x).square()).backward())
+        torch.testing.assert_close(found, wanted)
+
+
+def in_place(model, x, y):
+    loss = model(x).square().mean()
+    loss /= 4
+    loss += 0.1 * model(x).mean()
+    loss.backward()
+
+
+def by_steps(model, x, y):
+    out = model(x)
+    out *= 2
+    out[:, 0] = 0.0
+    loss = 0.0
+    loss += out.square().mean()
+    loss.backward()
+
+
+@pytest.mark.parametrize("turn", [in_place, by_steps])
+def test_what_is_written_in_place_has_torchs_gradient(turn):
+    torch.manual_seed(0)
+    x, y, model = torch.randn(6, 4), torch.zeros(6), nn.Linear(4, 2)
+    plain = copy.deepcopy(model)
+    turn(plain, x, y)
+    wanted = 6 * torch.cat([one.grad.flatten() for one in plain.parameters()])
+    torch.testing.assert_close(loop(model, x, y, turn), wanted)

@@ -1,5 +1,7 @@
 """What an example tells Python must not be kept for the next lot: in buffers, weights, flags, lists, arrays."""
 
+from collections import Counter, deque
+
 import numpy as np
 import pytest
 import torch
@@ -84,7 +86,91 @@ class Written(Stateful):
         torch.max(self.state, x.detach().abs().max(), out=self.state)
 
 
-KEEPS = [RunningMaximum, ByAView, ByItsData, Assigned, Weights, Flag, List, Dictionary, Array, ByItsShape, Written]
+class ByAssignedData(Stateful):
+    def keep(self, x):
+        if x.abs().max() > 2:
+            self.linear.weight.data = -self.linear.weight.data
+
+
+class ByNumpy(Stateful):
+    def keep(self, x):
+        if x.abs().max() > 2:
+            self.state.numpy()[...] = -1.0
+
+
+class InPlaceFunction(Stateful):
+    def keep(self, x):
+        if x.abs().max() > 2:
+            functional.threshold(self.state.data, 2.0, -1.0, inplace=True)
+
+
+class PlainTensor(Stateful):
+    def keep(self, x):
+        self.top = torch.tensor(x.abs().max().item())
+
+
+class Counted(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.counts, self.number, self.raw = Counter(), np.float64(0.0), bytearray(1)
+
+    def keep(self, x):
+        self.counts["large"] += int((x.abs() > 2).sum())
+
+
+class NumpyNumber(Counted):
+    def keep(self, x):
+        self.number = np.float64(x.abs().max().item())
+
+
+class Bytes(Counted):
+    def keep(self, x):
+        self.raw[0] = int(x.abs().max())
+
+
+class NewPart(Stateful):
+    def keep(self, x):
+        if x.abs().max() > 2:
+            self.part = nn.Tanh()
+
+
+class NewHook(Stateful):
+    def keep(self, x):
+        if x.abs().max() > 2:
+            self.linear.register_forward_hook(lambda module, given, out: -out)
+
+
+class NewFunction(Stateful):
+    def keep(self, x):
+        if x.abs().max() > 2:
+            self.function = torch.tanh
+
+
+class BySlice(Stateful):
+    """Read by a slice, which torch does not show."""
+
+    def keep(self, x):
+        self.seen = [len(x[0, : (x > 0).sum()])]
+
+
+class ByText(Stateful):
+    def keep(self, x):
+        self.seen = [f"{x.max():.1f}"]
+
+
+class ByFailing(Stateful):
+    def keep(self, x):
+        try:
+            functional.embedding((x * 3).long().clamp(min=0), torch.ones(4, 2))
+        except Exception:
+            self.table["failed"] = self.table.get("failed", 0) + 1
+
+
+KEEPS = [
+    ByAssignedData, ByNumpy, InPlaceFunction, PlainTensor, Counted, NumpyNumber, Bytes, NewPart, NewHook, NewFunction,
+    BySlice, ByText, ByFailing,
+]  # fmt: skip
+KEEPS += [RunningMaximum, ByAView, ByItsData, Assigned, Weights, Flag, List, Dictionary, Array, ByItsShape, Written]
 
 
 def loop(model, loss=functional.cross_entropy, steps=2, n=12, **options):
@@ -107,6 +193,7 @@ def test_a_loop_refuses_it(kind):
 
 @pytest.mark.parametrize("kind", KEEPS)
 def test_a_trainer_refuses_it(kind):
+    torch.manual_seed(0)
     x, y = torch.randn(12, 4), torch.arange(12) % 3
     plan = sgd.Plan(examples=12, lot=12, steps=2, clip=1.0, noise=0.0, delta=1e-5, seed=0)
     model = kind()
@@ -136,7 +223,7 @@ def test_a_criterion_is_a_model_too():
         loop(nn.Linear(4, 3), criterion=Remembers())
 
 
-class Counter(Stateful):
+class Unconditional(Stateful):
     def keep(self, x):
         self.state += 1
         self.seen.append(None)
@@ -144,7 +231,7 @@ class Counter(Stateful):
 
 
 def test_what_is_the_same_for_all_goes_on_from_lot_to_lot():
-    model = Counter()
+    model = Unconditional()
     loop(model, steps=3, n=100)  # several microbatches a lot
     assert (len(model.seen), model.training_steps, int(model.state)) == (3, 3, 1 + 3)
 
@@ -159,6 +246,22 @@ class Asks(Stateful):
 
 def test_a_question_alone_is_allowed():
     loop(Asks())
+
+
+class Nested(Stateful):
+    def keep(self, x):
+        self.table.setdefault("last", deque(maxlen=2)).append(len(self.table))
+
+
+def test_what_is_put_back_is_the_same_object():
+    model = Nested()
+    model.table["last"], model.same = deque([0], maxlen=2), None
+    model.same, last = model.table, model.table["last"]
+    model.table["itself"] = model.table
+    loop(model, steps=5, n=100)
+    assert model.same is model.table
+    assert model.table["last"] is last
+    assert (list(last), last.maxlen) == ([2, 2], 2)
 
 
 def recalibrated():

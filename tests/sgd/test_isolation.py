@@ -294,7 +294,9 @@ def test_losses_are_totals():
     assert mean.status == (0.5 * mean + 1.0).status == sum([mean, mean]).status == Total(N, is_mean=True)
     assert total.status == Total(1.0, is_mean=False)
     assert (total / 7).status == Total(7.0, is_mean=True, divided=True)
-    assert (total + total / 7).status == Total(1.0, is_mean=False)
+    assert (total / 7 / 2).status == Total(14.0, is_mean=True, divided=True)
+    assert isinstance((total + total / 7).status, Mixed)
+    assert isinstance((total / 3 + total / 7).status, Mixed)
     assert torch.stack([mean, mean]).mean().status == mean.status
     assert isinstance((mean + total).status, Mixed)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,18 +29,76 @@ def seed(secret: bytes | None) -> None:
     random.seed(secret[24:])
 
 
+class Lent:
+    """The global generators while a lot is out: the loop's own state is kept, and given back, whoever has its turn."""
+
+    def __init__(self) -> None:
+        self._before: _State | None = None
+
+    @property
+    def is_out(self) -> bool:
+        """Whether what is drawn now is this run's to draw."""
+        return bool(_LENT) and _LENT[-1] is self
+
+    def take(self) -> None:
+        """Keep the loop's state; nothing, where it is kept already."""
+        if self not in _LENT:
+            self._before = _now()
+            _LENT.append(self)
+
+    def give_back(self) -> None:
+        """The loop has its state again; a run that was lent the generators since then gives it back later."""
+        if self in _LENT:
+            place = _LENT.index(self)
+            _LENT.pop(place)
+            assert self._before is not None
+            if place < len(_LENT):
+                _LENT[place]._before = self._before
+            else:
+                _set(self._before)
+
+
+_LENT: list[Lent] = []
+"""Runs with a lot out, the last to hand one out at the end."""
+
+
 @contextmanager
 def untouched() -> Iterator[None]:
     """Whatever is drawn inside, outside nothing was."""
-    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-    device = torch.device("cpu") if found is None else found
-    before, numpy_state, python_state = states(device), np.random.get_state(), random.getstate()
+    before = _now()
     try:
         yield
     finally:
-        restore(before, device)
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
+        _set(before)
+
+
+@contextmanager
+def seeded(secret: bytes) -> Iterator[None]:
+    """Draws of their own inside, and nothing drawn outside."""
+    with untouched():
+        seed(secret)
+        yield
+
+
+class _State(NamedTuple):
+    torchs: list[Tensor]
+    numpys: Any
+    pythons: Any
+
+
+def _now() -> _State:
+    return _State(states(_device()), np.random.get_state(), random.getstate())
+
+
+def _set(state: _State) -> None:
+    restore(state.torchs, _device())
+    np.random.set_state(state.numpys)
+    random.setstate(state.pythons)
+
+
+def _device() -> torch.device:
+    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    return torch.device("cpu") if found is None else found
 
 
 def states(device: torch.device) -> list[Tensor]:

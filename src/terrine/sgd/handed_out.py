@@ -23,7 +23,7 @@ from terrine.sgd.clipping.alone import CHECKED_EVERY, Way, check_company, groups
 from terrine.sgd.clipping.microbatches import FIRST, Cost, cut_loop
 from terrine.sgd.clipping.one_by_one import Recomputed, recomputed
 from terrine.sgd.clipping.recording import Divided, Recording
-from terrine.sgd.clipping.state import ModuleState
+from terrine.sgd.clipping.state import ModuleState, untouched
 from terrine.sgd.clipping.summing import Clipped, ClippedSums
 from terrine.sgd.clipping.use import Unfollowed
 from terrine.sgd.isolation import LotTensor, Mixed, Rows, Total, handed, plain
@@ -176,7 +176,7 @@ class HandedOut:
         if not isinstance(leaf, Tensor):
             return leaf
         self.outputs.add(leaf.grad_fn)
-        if call.is_loss(leaf):
+        if call.is_loss(leaf, self._modules):
             loss, status = mean(leaf, self.size)
             return handed(loss, self, status)
         return handed(*call.placed(leaf, self))
@@ -303,15 +303,15 @@ class _Call:
             joined.append(whole if order is None else whole.index_select(0, order.to(whole.device)))
         return joined, nesting
 
-    def is_loss(self, leaf: Tensor) -> bool:
+    def is_loss(self, leaf: Tensor, modules: Sequence[nn.Module]) -> bool:
         """Whether an output, examples first, is one number each: a loss, if two examples together have one as well."""
-        return leaf.dim() == 1 and leaf.is_floating_point() and self._is_total()
+        return leaf.dim() == 1 and leaf.is_floating_point() and self._is_total(modules)
 
-    def _is_total(self) -> bool:
+    def _is_total(self, modules: Sequence[nn.Module]) -> bool:
         """Whether the model makes one number of two examples; tried on zeros, which tell nothing of the lot."""
         zeros = [one.new_zeros(2, *one.shape[1:]) for one in self._physical]
         try:
-            with torch.no_grad(), generators.replayed(self.device):
+            with torch.no_grad(), generators.replayed(self.device), untouched(modules):
                 found = self._whole(zeros)
         except Exception:  # a model that does not take zeros: what it says of one example is a loss
             return True

@@ -16,7 +16,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +204,13 @@ class Lots:
                 f"lots: all {run.step.limit} steps of the plan were taken in a loop over them; want one loop, whose "
                 "lots are those of all epochs"
             )
-        with ExitStack() as lent:
+        lent = generators.Lent()
+        try:
             yield from self._lots(run, plan, lent)
+        finally:
+            lent.give_back()
 
-    def _lots(self, run: PrivateRun, plan: Plan, lent: ExitStack) -> Iterator[Any]:
-        """The lots; `lent` holds the loop's own state of the global generators while one is out."""
+    def _lots(self, run: PrivateRun, plan: Plan, lent: generators.Lent) -> Iterator[Any]:
         loop = run.enter(lent)
         ahead: deque[tuple[Piece, bool, bytes]] = deque()  # workers read further lots while one is in use
 
@@ -223,7 +224,7 @@ class Lots:
 
         batches = self._source.seeded(asked())
         while True:
-            lent.enter_context(generators.untouched())
+            lent.take()
             if (batch := next(batches, None)) is None:
                 break
             piece, first, seed = ahead.popleft()

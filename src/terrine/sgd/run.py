@@ -11,7 +11,7 @@ A step without a lot, a second one, or one after the plan's last is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument, OutOfOrder
+from terrine.sgd import distributed, generators
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping.alone import CHECKED_EVERY, check_company, each_alone
 from terrine.sgd.clipping.examples import is_unwatched, tensors, unwatched
@@ -28,6 +29,7 @@ from terrine.sgd.devices import moved
 from terrine.sgd.handed_out import HandedOut
 from terrine.sgd.isolation import LotTensor, Rows, handed, plain
 from terrine.sgd.lots import FIRST, Piece
+from terrine.sgd.noise import Purpose
 from terrine.sgd.step import Step
 
 
@@ -57,7 +59,7 @@ class PrivateRun:
         self._target: Any = None
         self._measured: tuple[float, float] | None = None
         self._leaked: set[str] = set()
-        self._lent = ExitStack()
+        self._lent, self._draws = generators.Lent(), 0
         self._hooks: list[Any] = [optimizer.register_step_pre_hook(self._before_step)]
         optimizer.register_step_post_hook(self._after_step)
         if watch:
@@ -65,10 +67,10 @@ class PrivateRun:
             for name, parameter in step.parameters.items():
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._leak(name)))
 
-    def enter(self, lent: ExitStack) -> object:
+    def enter(self, lent: generators.Lent) -> object:
         """A loop over the lots begins, and ends any other; a lot that was not stepped on is used up.
 
-        Once a step is taken, `lent` is closed, which gives the loop its own random numbers back.
+        `lent` are the global generators, which the loop has back after every step.
 
         Raises:
             OutOfOrder: the run was closed.
@@ -77,7 +79,7 @@ class PrivateRun:
             raise OutOfOrder(f"lots: {self._closed}; want a run of its own, by make_private")
         self.step.skip()
         self._lot = None
-        self._lent.close()
+        self._lent.give_back()
         self._lent, self._loop = lent, object()
         return self._loop
 
@@ -96,6 +98,7 @@ class PrivateRun:
         self._last = piece.last
         if first:
             self.step.begin()
+            self._draws = 0
         self._lot = lot = HandedOut(self.step, piece)
         self.step.expect(None if piece.people is None else len(piece.people))
         self._leaked.clear()
@@ -120,7 +123,7 @@ class PrivateRun:
         if self._last:
             self.step.skip()
         self._lot = self._target = None
-        self._lent.close()
+        self._lent.give_back()
         if self.checkpoint is not None:
             self.checkpoint.after_step(self)
 
@@ -172,10 +175,20 @@ class PrivateRun:
             return self._aside(original, args, kwargs)
         if lot is None or any(one.lot is not lot for one in tensors((*args, kwargs)) if isinstance(one, LotTensor)):
             raise OutOfOrder("the model is given tensors of a lot that is over; want those of the lot that is out")
-        outputs = lot.forward(original, args, kwargs)
+        with self._secret_draws():
+            outputs = lot.forward(original, args, kwargs)
         if self._criterion is not None and torch.is_grad_enabled():
             lot.loss = lambda: self._by_criterion(outputs)
         return outputs
+
+    def _secret_draws(self) -> AbstractContextManager[None]:
+        """Draws that nobody knows, also where the generators are not lent to this run, as in `next(iter(lots))`."""
+        if self._lent.is_out:
+            return nullcontext()
+        self._draws += 1
+        rank, world = distributed.share()
+        draw = self.step.key.draw(Purpose.ASIDE, self.step.taken)
+        return generators.seeded(draw.seed(self._draws * world + rank))
 
     def _aside(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A forward pass on something else than the lot."""
@@ -217,7 +230,8 @@ class PrivateRun:
         if self.step.taken % CHECKED_EVERY == 0:
             alone = [row.detach() for row in rows]
             check_company(both, lambda *row: both([one.unsqueeze(0) for one in row]), alone, modules)
-        return each_alone(lambda *row: both(row).sum(), rows, modules).sum()
+        with self._secret_draws():
+            return each_alone(lambda *row: both(row).sum(), rows, modules).sum()
 
     # -- the optimizer ---------------------------------------------------------------------------------
 
@@ -250,7 +264,7 @@ class PrivateRun:
 
     def _after_step(self, *_: Any) -> None:
         if self._last:
-            self._lent.close()
+            self._lent.give_back()
 
 
 class _Forward:

@@ -16,6 +16,7 @@ import logging
 import random
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +26,9 @@ from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument, TerrineError
 from terrine.sgd import generators
-from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.clipping.microbatches import Cost
-from terrine.sgd.clipping.recording import Divided, Recording
-from terrine.sgd.clipping.state import ModuleState
+from terrine.sgd.clipping.recording import Divided, Escaped, Recording, said
+from terrine.sgd.clipping.state import ModuleState, held_by
 
 log = logging.getLogger("terrine.sgd")
 
@@ -87,7 +87,7 @@ def together(
         Divided: examples gave different answers to Python; those that agree can be run together.
     """
     kept: list[Outputs] = []
-    before = [_held(module) for module in modules]
+    before = [held_by(module) for module in modules]
     if state is not None:
         state.restore()
         recording.state = state
@@ -96,39 +96,35 @@ def together(
         recording.begin(marker, row)
         with recording:
             leaves, nesting = pytree.tree_flatten(function(*row))
+            leaves = [recording.output(leaf) for leaf in leaves]
+        if recording.escaped is not None:  # and was caught by a bare except
+            raise recording.escaped
         _refuse_kept(modules, before, recording)
         kept.append((leaves, nesting))
         return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
 
     marker = torch.zeros(recording.examples, device=rows[0].device)
-    if recording.shielded:
-        found = torch.vmap(one, randomness="different")(marker, *rows)
-    else:
-        with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED):
+    hooks = nullcontext() if recording.shielded else torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED)
+    try:
+        with hooks:
             found = torch.vmap(one, randomness="different")(marker, *rows)
+    except Escaped as escaped:
+        raise escaped.failure from None
     if state is not None:
         state.check(recording.asked)
     (leaves, nesting), made = kept[0], iter(found)
     return [next(made) if isinstance(leaf, Tensor) else leaf for leaf in leaves], nesting
 
 
-def _held(module: nn.Module) -> list[Any]:
-    """The tensors that a module holds itself."""
-    return [tensor for name, value in vars(module).items() if name not in _OTHERS for tensor in tensors((value,))]
-
-
 def _refuse_kept(modules: Sequence[nn.Module], before: list[list[Any]], recording: Recording) -> None:
     for module, held in zip(modules, before, strict=True):
         known = set(map(id, held))
-        new = [tensor for tensor in _held(module) if id(tensor) not in known]
+        new = [tensor for tensor in held_by(module) if id(tensor) not in known]
         if new and any(recording.batched(new)):
             raise InvalidArgument(
                 f"{type(module).__name__}: an attribute keeps a tensor of the examples, in which those of an earlier "
                 "lot would meet later ones; want a forward pass that keeps nothing"
             )
-
-
-_OTHERS = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}  # what every module has, of other modules
 
 
 def groups(answers: Sequence[Any], each: int = 1) -> tuple[list[Tensor], list[Tensor]]:
@@ -137,12 +133,12 @@ def groups(answers: Sequence[Any], each: int = 1) -> tuple[list[Tensor], list[Te
     A unit is `each` examples that follow each other. Those whose examples all gave one answer run with others that
     gave the same, unless hardly two agree.
     """
-    found: dict[str, list[Tensor]] = {}
+    found: dict[Any, list[Tensor]] = {}
     alone: list[Tensor] = []
     for unit in torch.arange(len(answers)).split(each):
-        said = {repr(answers[index]) for index in unit.tolist()}
-        if len(said) == 1:
-            found.setdefault(said.pop(), []).append(unit)
+        told = {said(answers[index]) for index in unit.tolist()}
+        if len(told) == 1:
+            found.setdefault(told.pop(), []).append(unit)
         else:
             alone.append(unit)
     if 2 * len(found) * each > len(answers):
@@ -170,10 +166,11 @@ def one_alone(function: Callable[..., Any], row: Sequence[Tensor], state: Module
     watch = Recording({}, 1)
     watch.begin(None, row)
     state.restore()
+    state.about_to_read()  # nothing tells what Python learns of it, by a shape, a slice or an error
     watch.state = state
     with watch:
         found = function(*row)
-    state.check(watch.asked)
+    state.check(asked=True)
     return found
 
 

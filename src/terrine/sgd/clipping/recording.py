@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -43,8 +44,21 @@ class Divided(Exception):
     """Examples gave different answers where Python asked for one."""
 
     def __init__(self, answers: list[Any]) -> None:
-        super().__init__(f"{len(set(map(repr, answers)))} answers")
+        super().__init__(f"{len(set(map(said, answers)))} answers")
         self.answers = answers
+
+
+class Escaped(BaseException):
+    """A failure under vmap, past whatever the model would catch: of one example, it must not be everybody's."""
+
+    def __init__(self, failure: Exception) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+def said(answer: Any) -> Any:
+    """What an answer says, to compare it by: equal for equal answers alone."""
+    return (str(answer.dtype), answer.shape, answer.tobytes()) if isinstance(answer, np.ndarray) else repr(answer)
 
 
 class Recording(TorchFunctionMode):
@@ -75,6 +89,7 @@ class Recording(TorchFunctionMode):
         self.through: Callable[[], None] = _nothing  # called once all have
         self.allowed: Callable[[], None] = _nothing  # called before a gradient is taken in; refuses it by raising
         self.asked = False  # whether Python read numbers of the examples
+        self.escaped: Escaped | None = None
         self.state: ModuleState | None = None  # what the forward pass may not change, once it has asked
         self.drawn = False  # whether something random could not be held still
         self.ignores = False  # whether some labels did not count
@@ -95,6 +110,11 @@ class Recording(TorchFunctionMode):
         for tensor in tensors(row):
             self._tag(tensor)
 
+    def output(self, leaf: Any) -> Any:
+        """What the model returns, as every example's own: also where it is made of parameters alone."""
+        view = self._views.get(id(leaf)) if torch.is_grad_enabled() else None
+        return leaf if view is None else self._copy(view)
+
     def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         """What every parameter's uses contribute, and its squared norms, by name; forgets both."""
         settle(self._made, self.units)
@@ -113,7 +133,15 @@ class Recording(TorchFunctionMode):
     # -- every call ------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._seen(func, args, kwargs or {})
+        except Exception as failure:
+            if self._marker is None:
+                raise
+            self.escaped = Escaped(failure)
+            raise self.escaped from failure
+
+    def _seen(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func.__name__
         if name == "__get__":
             name = getattr(func.__self__, "__name__", "")
@@ -134,7 +162,7 @@ class Recording(TorchFunctionMode):
     def _called(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
         own = self._own(given)
         if own and name in _READS:
-            self.asked = True
+            self._ask()
             return self._answer(func, args, kwargs)
         if own and name in _HOOKS and self._marker is not None:
             raise Unfollowed(f"{name}: hooks see one example at a time")
@@ -145,7 +173,7 @@ class Recording(TorchFunctionMode):
             for tensor in given:
                 if id(tensor) in views:
                     return self._used(func, name, args, kwargs)
-        if _writes(name) or "out" in kwargs:
+        if _writes(name) or name == "__set__" or "out" in kwargs:
             if own and self._marker is None:
                 self._refuse_write(kwargs.get("out", args[0]))
             if self.state is not None:
@@ -153,8 +181,6 @@ class Recording(TorchFunctionMode):
         if self.still and name.removesuffix("_") in _DRAWS:
             return self._stilled(func, args, kwargs, own)
         result = self._computed(func, args, kwargs)
-        if own and self._marker is None and _is_shaped(name, args):
-            self.asked = True
         if not own and name in _FACTORIES:
             if self._marker is None:
                 self._make(result)
@@ -165,6 +191,12 @@ class Recording(TorchFunctionMode):
         elif not own and given and getattr(given[0], _MADE, None) is self._key:
             self._make(result)
         return self._kept(result) if own else result
+
+    def _ask(self) -> None:
+        """Python is about to learn something of the examples."""
+        self.asked = True
+        if self.state is not None:
+            self.state.about_to_read()
 
     def _make(self, result: Any) -> None:
         """Note that tensors were made for this example, without vmap, and may be written to."""
@@ -261,10 +293,9 @@ class Recording(TorchFunctionMode):
             return physical[0].new_zeros(n)
 
         self.all_examples(ask, *[value.detach() for value in args if isinstance(value, Tensor)])
-        first = answers[0]
-        if any(repr(answer) != repr(first) for answer in answers[1:]):
+        if len(set(map(said, answers))) > 1:
             raise Divided(answers)
-        return first
+        return answers[0]
 
     def _requires_grad(self, tensor: Tensor) -> bool:
         """What vmap does not tell: whether the tensor of all examples requires a gradient."""
@@ -587,21 +618,13 @@ def _nothing() -> None:
     pass
 
 
-def _is_shaped(name: str, args: Any) -> bool:
-    """Whether the shape of a result depends on values: then it says something of the example to Python."""
-    masked = name == "__getitem__" and any(one.dtype in (torch.bool, torch.uint8) for one in tensors(args[1:]))
-    return masked or name in _SHAPED or (name == "where" and len(args) == 1)
-
-
 _TAG, _MADE = "_terrine_examples", "_terrine_made"
 _TURNS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # attributes that are functions of the tensor
 _METADATA = frozenset({"dim", "size", "__len__", "stride", "numel", "is_contiguous", "is_floating_point", "ndimension"})
 _HOOKS = frozenset({"register_hook", "retain_grad", "register_post_accumulate_grad_hook"})
 _PRODUCTS = frozenset({"matmul", "__matmul__", "mm", "addmm"})
 _READS = frozenset({"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__"})
-_READS |= {"__contains__", "equal", "allclose", "is_nonzero"}
-_SHAPED = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount"})
-_SHAPED |= {"repeat_interleave", "histogram", "combinations"}
+_READS |= {"__contains__", "equal", "allclose", "is_nonzero", "__repr__", "__format__", "__complex__"}
 _DRAWS = frozenset(
     {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "rand_like", "randn_like", "randint_like"}
     | {"uniform", "exponential", "geometric", "cauchy", "log_normal", "random", "poisson", "multinomial"}

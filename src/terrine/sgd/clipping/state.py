@@ -2,16 +2,18 @@
 
 Every microbatch of a lot begins with the same, so what an example does cannot reach those that run after it in the lot;
 what is unconditional, such as a counter, goes on from lot to lot. A forward pass in which Python has read something of
-an example (`item()`, `if`, a shape that depends on values) may change nothing: it could keep what it read.
+an example (`item()`, `if`, an error that its values raise) may change nothing: it could keep what it read.
 
-Seen are the attributes of all modules, and writes into the memory of their parameters, buffers and other tensors, by
-any view of it. Global variables and objects of other classes are not (docs/pitfalls.md).
+Attributes are compared with what they were when the lot began, containers by what they hold and anything else by which
+object it is; the numbers of parameters, buffers and other tensors with what they were before the first reading, however
+they are written. Objects of other classes are not seen into, nor are global variables (docs/pitfalls.md).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,144 +24,201 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.examples import tensors
 
 
-class _Attribute(NamedTuple):
-    """What a module's attribute was: the object, and a copy of what it held."""
-
-    value: Any
-    held: Any
-
-
 class ModuleState:
     """The state of these modules when a lot begins, or a further forward pass of it."""
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
-        self._before = [(module, _attributes(module)) for module in modules]
-        self._memory: dict[int, list[Tensor]] = {}  # tensors that outlive a forward pass, by where their numbers lie
-        for module in modules:
-            for tensor in tensors(value for name, value in vars(module).items() if name != "_modules"):
-                self._memory.setdefault(_place(tensor), []).append(tensor)
-        self._written: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._modules = list(modules)
+        self._attributes = [_Contents.of(vars(module)) for module in modules]
+        self._tensors = list({id(one): one for module in modules for one in held_by(module)}.values())
+        self._places: dict[int, list[Tensor]] = {}
+        for tensor in self._tensors:
+            self._places.setdefault(_place(tensor), []).append(tensor)
+        self._written: dict[int, _Numbers] = {}  # by tensor: what was written to in this lot
+        self._read: list[_Numbers] | None = None  # everything as it was when an example was first read
+        self._is_restored = True  # all numbers are as they were when the lot began, and as they were read
         self._versions = self._versions_now()
 
     def about_to_write(self, targets: Iterable[Any]) -> None:
-        """Keep what is in the memory of these tensors, where it outlives the forward pass."""
+        """Keep the numbers that these tensors share with any that outlives the forward pass."""
         for target in tensors(targets):
-            place = _place(target)
-            if place in self._memory and place not in self._written:
-                self._written[place] = [(one, one.detach().clone()) for one in self._memory[place]]
+            for one in self._places.get(_place(target), ()):
+                self._written.setdefault(id(one), _Numbers.of(one))
+                self._is_restored = False
+
+    def about_to_read(self) -> None:
+        """Keep all numbers: Python is about to learn something of an example."""
+        if self._read is None:
+            self._read = [_Numbers.of(one) for one in self._tensors]
+        self._is_restored = False
 
     def restore(self) -> None:
         """Put everything back as it was when the lot began."""
-        for module, before in self._before:
-            for name in _changed(module, before):
-                if name in before:
-                    vars(module)[name] = _restored(before[name])
-                else:
-                    del vars(module)[name]
-        with torch.no_grad():
-            for copies in self._written.values():
-                for tensor, copy in copies:
-                    tensor.data.copy_(copy)
-        self._versions = self._versions_now()
+        for contents in self._attributes:
+            contents.restore()
+        if not self._is_restored:
+            for numbers in (*(self._read or ()), *self._written.values()):
+                numbers.restore()
+            self._read, self._versions, self._is_restored = None, self._versions_now(), True
 
     def check(self, asked: bool) -> None:
         """Refuse a forward pass that keeps what an example said; `asked`: whether Python read something of one.
 
         Raises: InvalidArgument
         """
-        if self._unseen():
-            raise InvalidArgument(
-                "the model's forward pass changes a parameter or a buffer in a way that is not followed, so examples "
-                "could meet over time; want a forward pass that leaves them alone"
-            )
-        if asked and (changed := self._changed_now()):
+        changed = self._changed() if asked else self._changed_unseen()
+        self._is_restored = asked and not changed and not self._written
+        if changed:
             self.restore()
             raise InvalidArgument(
-                f"{changed} is changed in a forward pass that reads numbers of its examples (item(), if), so those of "
-                "an earlier lot could meet later ones; want none kept"
+                f"{changed} in a forward pass that may read numbers of its examples (item(), if, an error), so those "
+                "of an earlier lot could meet later ones; want none kept"
             )
 
-    def _changed_now(self) -> str:
-        for module, before in self._before:
-            if _changed(module, before):
-                return f"{type(module).__name__}: an attribute"
-        for copies in self._written.values():
-            if any(not torch.equal(tensor.detach(), copy) for tensor, copy in copies):
-                return "a parameter or a buffer"
-        return ""
+    def _changed(self) -> str:
+        for module, contents in zip(self._modules, self._attributes, strict=True):
+            if not contents.is_same():
+                return f"{type(module).__name__}: an attribute is changed"
+        same = all(one.is_same() for one in self._read or self._written.values())
+        return "" if same else "a parameter or a buffer is changed"
 
-    def _unseen(self) -> bool:
+    def _changed_unseen(self) -> str:
         now = self._versions_now()
-        return any(now[place] != self._versions[place] and place not in self._written for place in now)
+        unseen = any(version != self._versions[key] and key not in self._written for key, version in now.items())
+        return "a parameter or a buffer is changed by a function that is not followed" if unseen else ""
 
     def _versions_now(self) -> dict[int, int]:
-        return {place: sum(one._version for one in some) for place, some in self._memory.items()}
+        return {id(one): one._version for one in self._tensors}
 
 
-def _attributes(module: nn.Module) -> dict[str, _Attribute]:
-    """A module's own attributes that can hold something, parameters and buffers among them."""
-    found = {
-        name: _Attribute(value, _copied(value))
-        for name, value in vars(module).items()
-        if (type(value) in _KEPT and name not in _OWN) or name == "training"
-    }
-    for kind in ("_parameters", "_buffers"):
-        found[kind] = _Attribute(vars(module)[kind], dict(vars(module)[kind]))
+def held_by(module: nn.Module) -> list[Tensor]:
+    """The tensors that a module holds itself, in containers too: parameters, buffers, and any other."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    left: list[Any] = [vars(module)]
+    while left:
+        value = left.pop()
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, dict | list | tuple | set | deque) and id(value) not in seen:
+            seen.add(id(value))
+            left += value.values() if isinstance(value, dict) else value
     return found
 
 
-def _changed(module: nn.Module, before: dict[str, _Attribute]) -> list[str]:
-    """The attributes that hold something else now, are new, or are gone."""
-    now = _attributes(module)
-    gone = before.keys() ^ now.keys()
-    return [*gone, *(name for name in before.keys() & now.keys() if not _same(before[name].held, now[name].held))]
+@contextmanager
+def untouched(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Whatever the modules keep inside, outside they have not."""
+    state = ModuleState(modules)
+    state.about_to_read()
+    try:
+        yield
+    finally:
+        state.restore()
 
 
-def _copied(value: Any) -> Any:
-    """The same with containers of its own; anything else is the same object."""
-    if type(value) is np.ndarray:
-        return value.copy()
-    if type(value) is dict:
-        return {name: _copied(one) for name, one in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in _CONTAINERS else value
+class _Numbers(NamedTuple):
+    """A tensor, the memory that it had, and a copy of its numbers."""
+
+    tensor: Tensor
+    memory: Tensor
+    copy: Tensor
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Numbers:
+        return cls(tensor, tensor.data, tensor.detach().clone())
+
+    def is_same(self) -> bool:
+        """Whether the tensor has its memory, and that its numbers."""
+        now = self.tensor.detach()
+        if _place(now) != _place(self.memory) or now.shape != self.copy.shape or now.dtype != self.copy.dtype:
+            return False
+        if now.layout is not torch.strided:
+            return torch.equal(now.to_dense(), self.copy.to_dense())
+        return bool(torch.equal(now, self.copy)) or bool(
+            torch.equal(now.isnan(), self.copy.isnan()) and torch.equal(now.nan_to_num(), self.copy.nan_to_num())
+        )
+
+    def restore(self) -> None:
+        """Give the tensor its memory and its numbers back."""
+        if not self.is_same():
+            self.tensor.data = self.memory
+            with torch.no_grad():
+                self.memory.copy_(self.copy)
 
 
-def _restored(attribute: _Attribute) -> Any:
-    value, held = attribute.value, _copied(attribute.held)
-    if isinstance(value, dict | set):
-        value.clear()
-        value.update(held)
-    elif isinstance(value, list | deque):
-        value.clear()
-        value.extend(held)
-    elif isinstance(value, np.ndarray):
-        value[...] = held
-    return value
+class _Contents:
+    """A container, what was in it, and the containers among that."""
+
+    def __init__(self, value: Any, items: Any, inner: list[_Contents]) -> None:
+        self._value, self._items, self._inner = value, items, inner
+
+    @classmethod
+    def of(cls, value: Any, seen: set[int] | None = None) -> _Contents:
+        """The contents of a container, and of those in it that were not seen before."""
+        seen = set() if seen is None else seen
+        seen.add(id(value))
+        if isinstance(value, np.ndarray | bytearray):
+            return cls(value, value.copy(), [])
+        if isinstance(value, dict):
+            items: Any = dict(value)
+            members: Iterable[Any] = items.values()
+        else:
+            items = members = list(value)
+        inner = []
+        for one in members:
+            if isinstance(one, _CONTAINERS) and id(one) not in seen:
+                inner.append(cls.of(one, seen))
+        return cls(value, items, inner)
+
+    def is_same(self) -> bool:
+        value, items = self._value, self._items
+        if isinstance(value, np.ndarray):
+            same = value.shape == items.shape and value.tobytes() == items.tobytes()
+        elif isinstance(value, bytearray):
+            same = value == items
+        elif isinstance(value, dict):
+            same = list(value) == list(items) and all(_same(one, items[name]) for name, one in value.items())
+        else:
+            same = len(value) == len(items) and all(map(_same, value, items))
+        return bool(same) and all(one.is_same() for one in self._inner)
+
+    def restore(self) -> None:
+        """Put the same objects back, in the same order, into the same containers."""
+        value, items = self._value, self._items
+        if not self.is_same():
+            if isinstance(value, np.ndarray):
+                value[...] = items
+            elif isinstance(value, bytearray):
+                value[:] = items
+            elif isinstance(value, dict | set):
+                value.clear()
+                value.update(items)
+            elif isinstance(value, list | deque):
+                value.clear()
+                value.extend(items)
+        for one in self._inner:
+            one.restore()
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two attributes hold the same: numbers and texts that are equal, and else the same objects."""
+    """The same object, or an equal number or text, or a list of such."""
     if one is other:
         return True
     if type(one) is not type(other):
         return False
-    if isinstance(one, np.ndarray):
-        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_same(one[name], other[name]) for name in one)
-    if isinstance(one, list | tuple | deque):
+    if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    return type(one) in _KEPT and one == other
+    return isinstance(one, _PLAIN) and bool(one == other)
 
 
 def _place(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; 0 for one under vmap, or without any."""
     try:
         return int(tensor.untyped_storage().data_ptr())
-    except (RuntimeError, NotImplementedError):  # a tensor under vmap, or one without memory: no module's
+    except (RuntimeError, NotImplementedError):
         return 0
 
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None))
-_CONTAINERS = (list, tuple, set, frozenset, deque)
-_KEPT = (*_PLAIN, *_CONTAINERS, dict, np.ndarray)
-_OWN = frozenset(vars(nn.Module()))  # what every module has
+_PLAIN = (int, float, complex, str, bytes, np.generic)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, np.ndarray, bytearray)

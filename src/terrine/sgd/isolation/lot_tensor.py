@@ -101,7 +101,10 @@ def _followed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     lots = [one for one in given if isinstance(one, LotTensor)]
     lot = max((one.lot for one in lots), key=lambda lot: lot.number)
     if name == "__set__":
-        if getattr(func.__self__, "__name__", "") != "requires_grad":
+        attribute = getattr(func.__self__, "__name__", "")
+        if attribute == "_backward_hooks" and args[1] is None:  # torch's own, of what was written to in place
+            return None
+        if attribute != "requires_grad":
             raise InvalidArgument(f"an attribute set at {place()}: the tensors of a lot stay what they are")
         return func(plain(args[0]), *args[1:])
     if name in _REFUSED or _keeps_statistics(name, args, kwargs):
@@ -271,11 +274,9 @@ def _write(call: Call, base: str, target: Any) -> Any:
 def _total_after(call: Call) -> Any:
     """What a total is after a call wrote to it."""
     try:
-        found = linear(call)
+        return linear(call)
     except Mixes as why:
         return _mixed(call, str(why))
-    others = {status.divisor for status in call.known.values() if isinstance(status, Total)}
-    return found if others == {found.divisor} else _mixed(call, "sums of which some were divided; want them added anew")
 
 
 def _backward(func: Any, losses: list[LotTensor], lot: Out, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

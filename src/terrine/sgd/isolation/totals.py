@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from terrine.sgd.isolation.call import TABLE, Call, Mixes, Rows, Status, Total, names
 
@@ -108,18 +107,10 @@ def combined(call: Call) -> tuple[Any, Total]:
     Raises: Mixes where it is not linear, or where examples meet a total.
     """
     status = linear(call)
-    if status.divided and not any(isinstance(one, Total) and one.divided for one in call.known.values()):
+    if call.name in _DIVIDES and status.divided:
         rest = call.args[1:]
-        return _weighed(call.args[0], lambda one: call.func(one, *rest, **call.kwargs), 1.0), status
-    found = [one for one in call.known.values() if isinstance(one, Total)]
-    if len({one.divisor for one in found}) > 1 and status.divisor == 1.0:  # divided sums beside others: coefficients
-
-        def weighed(leaf: Any) -> Any:
-            known = call.known.get(id(leaf)) if isinstance(leaf, Tensor) else None
-            return _weighed(leaf, torch.clone, known.divisor) if isinstance(known, Total) else leaf
-
-        args, kwargs = pytree.tree_map(weighed, (call.args, call.kwargs))
-        return call.func(*args, **kwargs), status
+        found = _Undivided.apply(call.args[0], lambda one: call.func(one, *rest, **call.kwargs), None, 1.0)  # type: ignore[no-untyped-call]
+        return found, status
     return call.func(*call.args, **call.kwargs), status
 
 
@@ -139,14 +130,10 @@ def linear(call: Call) -> Total:
     divides = call.name in _DIVIDES and call.kwargs.get("rounding_mode") is None
     if len(found) == 1 and divides and isinstance(call.known.get(id(call.args[0])), Total):
         total = found[0]
-        return total if total.is_mean else Total(_number(call), is_mean=True, divided=True)
+        if total.is_mean and not total.divided:
+            return total
+        return Total(total.divisor * _number(call), is_mean=True, divided=True)
     raise Mixes("a total over the examples, of which only multiples and sums are losses")
-
-
-def _weighed(total: Tensor, value: Callable[[Tensor], Tensor], divisor: float) -> Tensor:
-    """A total whose value is another, with its gradient divided by `divisor`."""
-    found: Tensor = _Undivided.apply(total, value, None, divisor)  # type: ignore[no-untyped-call]
-    return found
 
 
 def _same(found: list[Total]) -> Total:
@@ -155,7 +142,7 @@ def _same(found: list[Total]) -> Total:
         return first
     if any(one.is_mean and not one.divided for one in found):
         raise Mixes("a sum over the examples beside a mean; want both of one kind")
-    return Total(1.0, is_mean=False)  # sums, of which some were divided: a coefficient
+    raise Mixes("sums that are divided by different numbers; want each multiplied by its weight")
 
 
 def _number(call: Call) -> float:

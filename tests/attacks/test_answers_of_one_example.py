@@ -1,0 +1,153 @@
+"""What one example says to Python, by a failure or an array, is not what the others said."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from terrine import sgd
+from terrine.errors import InvalidArgument
+from terrine.sgd import clipped_sum
+
+
+def total(loss, _):
+    return loss.sum()
+
+
+class Root(nn.Module):
+    """Falls back where a matrix has no Cholesky factor."""
+
+    def __init__(self, caught):
+        super().__init__()
+        self.weight, self.caught = nn.Parameter(torch.ones(3)), caught
+
+    def forward(self, x):
+        matrix = x.view(-1, 2, 2)
+        try:
+            root = torch.linalg.cholesky(matrix)
+        except self.caught:
+            root = -torch.linalg.cholesky(matrix + 4 * torch.eye(2))
+        return root.flatten(1)[:, [0, 2, 3]] * self.weight
+
+
+class Bare(Root):
+    def forward(self, x):
+        matrix = x.view(-1, 2, 2)
+        try:
+            root = torch.linalg.cholesky(matrix)
+        except:  # noqa: E722
+            root = -torch.linalg.cholesky(matrix + 4 * torch.eye(2))
+        return root.flatten(1)[:, [0, 2, 3]] * self.weight
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.table = nn.Parameter(torch.ones(2)), nn.Embedding(4, 2).requires_grad_(False)
+
+    def forward(self, x):
+        try:
+            return self.table(x.long()) * self.weight
+        except IndexError:
+            return -self.table(x.long() % 4) * self.weight
+
+
+class Signs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2000))
+
+    def forward(self, x):
+        return (0 * x + torch.from_numpy(np.sign(x.detach().numpy()))) * self.weight
+
+
+class Text(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return x * self.weight * (-1.0 if "5." in str(x) else 1.0)
+
+
+GOOD, BAD = (2 * torch.eye(2)).flatten().repeat(50, 1), torch.tensor([[1.0, 2.0, 2.0, 1.0]])
+ONES = torch.zeros(8, 2000)
+ONES[0, 500] = ONES[1:, 1500] = 1.0
+CASES = {
+    "a narrow except": (lambda: Root(torch.linalg.LinAlgError), torch.cat([GOOD, BAD])),
+    "a broad except": (lambda: Root(Exception), torch.cat([GOOD, BAD])),
+    "a bare except": (lambda: Bare(()), torch.cat([GOOD, BAD])),
+    "a table": (Table, torch.tensor([0, 1, 2, 3] * 5 + [9])),
+    "long arrays": (Signs, ONES.flip(0)),
+    "texts": (Text, torch.cat([torch.ones(12, 2), torch.full((1, 2), 5.0)])),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_example_moves_the_sum_by_the_bound(name):
+    make, x = CASES[name]
+    torch.manual_seed(0)
+    model = make()
+    rest = x[:-1]
+    clipped_sum(model, total, rest, torch.zeros(len(rest)), clip=1.0)  # where two are tried together
+    with_it, without = (clipped_sum(model, total, one, torch.zeros(len(one)), clip=1.0).sums for one in (x, rest))
+    assert float((with_it["weight"] - without["weight"]).norm()) <= 1.0001
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_so_it_is_in_a_loop(name):
+    make, x = CASES[name]
+
+    def released(rows):
+        torch.manual_seed(0)
+        model = make()
+        plan = sgd.Plan(examples=len(rows), lot=len(rows), steps=1, clip=1.0, noise=0.0, delta=1e-5, seed=0)
+        held = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.0)
+        targets = torch.zeros(len(rows))
+        model, optimizer, lots = sgd.make_private(model, held, (rows, targets), plan)
+        for some, _ in lots:
+            model(some).flatten(1).sum(1).sum().backward()
+            optimizer.step()
+        return len(rows) * model.weight.grad
+
+    with contextlib.suppress(InvalidArgument):  # where the two that are tried together show it
+        assert float((released(x) - released(x[:-1])).norm()) <= 1.0001
+
+
+class Scale(nn.Module):
+    """Its output is of its weights alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+    def forward(self, x):
+        return self.weight.expand(len(x), 2)
+
+
+def test_an_output_of_parameters_alone_has_its_gradient():
+    found = clipped_sum(Scale(), lambda o, _: o.square().sum(), torch.randn(5, 2), torch.zeros(5), clip=1e6).sums
+    torch.testing.assert_close(found["weight"], 5 * torch.tensor([2.0, 4.0]))
+
+
+def test_a_failure_of_every_example_is_the_models_own():
+    class Falls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x):
+            try:
+                return self.linear(x[:, :2])
+            except RuntimeError:
+                return self.linear(x)
+
+    torch.manual_seed(0)
+    x, y, model = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]), Falls()
+    found = clipped_sum(model, functional.cross_entropy, x, y, clip=1e6).sums
+    wanted = torch.autograd.grad(functional.cross_entropy(model(x), y, reduction="sum"), list(model.parameters()))
+    for (name, _), gradient in zip(model.named_parameters(), wanted, strict=True):
+        torch.testing.assert_close(found[name], gradient)
