@@ -35,7 +35,8 @@ class Profile:
         if np.any((rate < 0) | (rate > 1)) or np.any(np.isnan(rate)):
             raise check.refuse("false_positive_rate", false_positive_rate, "0 <= rate <= 1")
         grow = np.exp(np.minimum(self.epsilon, 700.0))
-        best = np.minimum(grow * rate + self.delta, 1 - (1 - self.delta - rate) / grow)
+        grown = np.where((self.epsilon > 700.0) & (rate > 0), 1.0, grow * rate)
+        best = np.minimum(grown + self.delta, 1 - (1 - self.delta - rate) / grow)
         bound: Floats = np.clip(best.min(axis=-1), 0.0, 1.0)
         return bound
 
