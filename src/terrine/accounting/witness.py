@@ -25,7 +25,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -211,8 +211,14 @@ def _one(side: Side, event: Event, cut: float) -> Measure:
             dearest = sorted(gaussian, key=lambda part: part.noise)[:1]
             return _measure(side, events.Composed({*parts} - {*gaussian} | {*dearest}), cut)
         case events.OneOf(parts=parts):
-            return _measure(side, max(parts, key=lambda part: least_epsilon(part, delta=side.delta, cells=64)), cut)
+            return _measure(side, _dearest(parts, side.delta), cut)
     raise UnsupportedEvent(event, by="accounting.witness")
+
+
+@lru_cache(maxsize=1024)
+def _dearest(parts: tuple[Event, ...], delta: float) -> Event:
+    """The part whose lower bound is the largest; remembered, as parts may hold others of their kind."""
+    return max(parts, key=lambda part: least_epsilon(part, delta=delta, cells=64))
 
 
 def _q(p: Array, loss: Array) -> tuple[Array, float]:
