@@ -38,6 +38,7 @@ from terrine.events import (
     SummedDiscreteGaussian,
     leaves,
 )
+from terrine.rounding import inverse
 
 _LEAST = 1e-306
 """Smaller products have lost digits, or all of them."""
@@ -216,7 +217,7 @@ def _guarantee(event: Event, share: float | None) -> ApproximateDP:
     """One part's (epsilon, delta), spending `share` where it needs a delta, beside the delta it states."""
     match event:
         case Laplace(noise=noise) | DiscreteLaplace(noise=noise):
-            return ApproximateDP(epsilon=1 / noise, delta=0.0)
+            return ApproximateDP(epsilon=inverse(noise), delta=0.0)
         case RandomizedResponse(epsilon=value) | PureDP(epsilon=value) | Selection(epsilon=value):
             return ApproximateDP(epsilon=value, delta=0.0)
         case ApproximateDP():
