@@ -73,3 +73,9 @@ def test_one_over_the_noise_is_rounded_up(noise):
 @pytest.mark.parametrize("noise", [0.5, 1.0, 2.0, 64.0])
 def test_where_it_is_exact_it_stays(noise):
     assert accounting.epsilon(Laplace(noise=noise), delta=1e-300) == 1 / noise
+
+
+@pytest.mark.parametrize("noise", [0.7, 0.9102392266268373])
+def test_just_below_one_over_the_noise_delta_is_not_0(noise):
+    """1 - e^((e - 1/noise) / 2) at the double e nearest to 1 / noise, which lies below it."""
+    assert accounting.delta(Laplace(noise=noise), epsilon=1 / noise) > 1e-17

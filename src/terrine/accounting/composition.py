@@ -66,6 +66,9 @@ def stated(event: Event, *, delta: float) -> float:
     if _own_delta(event) > delta:
         raise UnsupportedEvent(event, by="basic composition", hint="its parts' own deltas exceed the delta asked for")
     counted = _counted(event)
+    match list(counted.items()):
+        case [(Laplace(noise=noise) | DiscreteLaplace(noise=noise), 1)] if delta > 2**-50 / noise:
+            return 1 / noise  # to the nearest: at e below a pure epsilon, delta is at most epsilon - e
     total = math.fsum(times * _guarantee(leaf, None).epsilon for leaf, times in counted.items())
     return total if sum(counted.values()) == 1 else total * (1 + 2**-51)
 
