@@ -62,16 +62,33 @@ def text(name: str, value: Any, at_least: int = 0) -> str:
     if not isinstance(value, str) or not at_least <= len(value) <= LONGEST_TEXT:
         raise refuse(name, value, f"text of {at_least} to {LONGEST_TEXT} printable characters")
     normal = str(value)
-    if not normal.isascii() or not normal.isprintable():
-        for place, character in enumerate(normal, start=1):
-            if not character.isprintable() or character in _UNSEEN:
-                raise _hidden(name, normal, place, character)
+    if not one_line(name, normal).isascii():
         normal = unicodedata.normalize("NFC", normal)
         if unicodedata.category(normal[0]).startswith("M"):
             raise _hidden(name, normal, 1, normal[0])
     if normal != normal.strip(" "):
         raise refuse(name, normal, "text without a space at either end")
     return normal
+
+
+def one_line(name: str, value: str) -> str:
+    """Text of one line in which everything is to be seen; looser than `text`, for what was not written for a ledger."""
+    if not value.isascii() or not value.isprintable():
+        for place, character in enumerate(value, start=1):
+            if not _is_seen(character):
+                raise _hidden(name, value, place, character)
+    return value
+
+
+def printable(value: str) -> str:
+    """The text with an escape for every character that would not be seen, or would move or turn what is."""
+    if value.isascii() and value.isprintable():
+        return value
+    return "".join(one if _is_seen(one) else one.encode("unicode_escape").decode() for one in value)
+
+
+def _is_seen(character: str) -> bool:
+    return character.isprintable() and character not in _UNSEEN
 
 
 def number(name: str, value: Any, wanted: str = "a number", hint: str = "") -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
 
 
 def up(value: float, digits: int = 5) -> str:
@@ -14,6 +15,12 @@ def up(value: float, digits: int = 5) -> str:
 def down(value: float, digits: int = 5) -> str:
     """`value` with `digits` significant digits, never above it."""
     return _rounded(value, digits, ROUND_FLOOR)
+
+
+def inverse(value: float) -> float:
+    """1 / value for a number above 0, never below it: a cost of 1 / noise."""
+    found = 1 / value
+    return found if math.isinf(found) or Fraction(found) * Fraction(value) >= 1 else math.nextafter(found, math.inf)
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:

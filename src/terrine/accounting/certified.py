@@ -70,6 +70,12 @@ _STEEP = 150.0
 """Past this tilt x epsilon a guess from coarse cells lands too far from the answer."""
 _LEAST_NOISE = 0.2
 """Below it nodes would lie too close together."""
+_MOST_TIMES = 10**300
+"""Of what is not Gaussian; more repetitions are refused."""
+_LEAST_SQUARE = 1e-290
+"""A smaller square has lost digits, or all of them."""
+_LEAST_SIZE = 1e-140
+"""Of rates, epsilons, deltas and 1 / noise: with these, products keep their digits."""
 _DOUBTFUL = 2e-3
 """Share of delta lost to rounding past which a shorter tail is tried."""
 
@@ -164,25 +170,28 @@ class _Account:
         self._pairs: dict[tuple[Event, Cells, bool], Pair] = {}
         self._on_nodes: dict[bool, Composition] = {}
         self.curve: Inversion | None = None
-        self.mu_squared = 0.0
+        gaussians: list[float] = []
         self.lattice: dict[DiscreteGaussian, int] = {}
         self.others: dict[Event, int] = {}
         for leaf, times in _priced(event):
             match leaf:
                 case Gaussian(noise=noise):
-                    self.mu_squared += times / noise / noise
+                    gaussians.append(gaussian.mu_of(noise, times))
                 case DiscreteGaussian(noise=noise, sensitivity=steps) if noise * steps > LARGEST_LISTED:
                     self.lattice[leaf] = self.lattice.get(leaf, 0) + times
                 case _:
                     self.others[leaf] = self.others.get(leaf, 0) + times
+        self.mu = math.hypot(*gaussians)
+        if any(times > _MOST_TIMES for times in (*self.others.values(), *self.lattice.values())):
+            raise OverflowError("repeated more often than floating point counts")
         self._lines = [_line(leaf) for leaf in self.others]
 
     @property
     def closed_form(self) -> _SampledGaussian | None:
         """Gaussians alone, or one look at one sample through a Gaussian."""
         if not self.others and not self.lattice:
-            return _SampledGaussian(math.sqrt(self.mu_squared), 1.0)
-        if self.mu_squared == 0 and list(self.others.values()) == [1]:
+            return _SampledGaussian(self.mu, 1.0)
+        if self.mu == 0 and list(self.others.values()) == [1]:
             match next(iter(self.others)):
                 case PoissonSampled(event=Gaussian(noise=noise), rate=rate, neighbours=Neighbours.ADD_REMOVE):
                     return _SampledGaussian(1 / noise, rate)
@@ -209,6 +218,8 @@ class _Account:
         """Everything in one direction: on nodes where a part has them and they are wanted, else on cells."""
         if nodes and forward in self._on_nodes:
             return self._on_nodes[forward]
+        for leaf in (*self.others, *self.lattice):
+            _check_size(leaf)
         parts = []
         for (leaf, times), line in zip(self.others.items(), self._lines, strict=True):
             if nodes and line is not None:
@@ -218,7 +229,7 @@ class _Account:
                 parts.append(Part(self._losses(leaf, cells, side, forward), times))
         lattice = sum(times / leaf.noise / leaf.noise for leaf, times in self.lattice.items())
         limit = min((2 * leaf.noise**2 * leaf.sensitivity for leaf in self.lattice), default=math.inf)
-        found = Composition(tuple(parts), self.mu_squared, lattice, limit)
+        found = Composition(tuple(parts), _squared(self.mu, side), lattice, limit)
         if found.all_nodes:
             self._on_nodes[forward] = found
         return found
@@ -471,6 +482,32 @@ def _priced(event: Event) -> Iterator[tuple[Event, int]]:
                 yield from ((one, times * more) for one, more in _priced(single))
             case _:
                 yield leaf, times
+
+
+def _check_size(event: Event) -> None:
+    """
+    Raises:
+        OverflowError: a number is so small, or noise so large, that its products would lose their digits.
+    """
+    sizes = (1 / getattr(event, "noise", 1.0), *(getattr(event, name, 1.0) for name in ("epsilon", "delta", "rate")))
+    if any(0 < size < _LEAST_SIZE for size in sizes):
+        raise OverflowError("numbers whose products leave floating point")
+    if isinstance(event, PoissonSampled | FixedSizeSampled):
+        _check_size(event.event)
+
+
+def _squared(mu: float, side: Side) -> float:
+    """mu^2 beside other parts, rounded outward where it leaves floating point.
+
+    Raises:
+        OverflowError: it is too large for that.
+    """
+    if mu > 1e145:
+        raise OverflowError(f"mu={mu:g}: its square is out of reach")
+    squared = mu * mu
+    if squared >= _LEAST_SQUARE or mu == 0:
+        return squared
+    return _LEAST_SQUARE if side is upper else 0.0
 
 
 def _left(composition: Composition, delta: float) -> float:

@@ -38,6 +38,10 @@ from terrine.events import (
     SummedDiscreteGaussian,
     leaves,
 )
+from terrine.rounding import inverse
+
+_LEAST = 1e-306
+"""Smaller products have lost digits, or all of them."""
 
 
 @within_floats(by="composition")
@@ -62,6 +66,9 @@ def stated(event: Event, *, delta: float) -> float:
     if _own_delta(event) > delta:
         raise UnsupportedEvent(event, by="basic composition", hint="its parts' own deltas exceed the delta asked for")
     counted = _counted(event)
+    match list(counted.items()):
+        case [(Laplace(noise=noise) | DiscreteLaplace(noise=noise), 1)] if delta > 2**-50 / noise:
+            return 1 / noise  # to the nearest: at e below a pure epsilon, delta is at most epsilon - e
     total = math.fsum(times * _guarantee(leaf, None).epsilon for leaf, times in counted.items())
     return total if sum(counted.values()) == 1 else total * (1 + 2**-51)
 
@@ -95,8 +102,9 @@ def advanced(event: Event, *, delta: float, classic: bool = False) -> float:
     squares = drift = 0.0
     for leaf, times in counted.items():
         epsilon = _guarantee(leaf, share).epsilon
-        squares += times * epsilon**2
-        drift += times * epsilon * (math.expm1(min(epsilon, 700.0)) if classic else math.tanh(epsilon / 2))
+        grown = math.expm1(min(epsilon, 700.0)) if classic else math.tanh(epsilon / 2)
+        squares += times * _not_lost(epsilon**2, epsilon)
+        drift += times * _not_lost(epsilon * grown, epsilon)
     found = (math.sqrt(2 * squares * math.log(2 / delta)) + drift) * (1 + 1e-13)
     return min(found, basic(event, delta=delta))
 
@@ -187,6 +195,8 @@ def _share(event: Event, delta: float) -> float | None:
     if fixed >= delta:
         raise check.refuse("delta", delta, f"more than the parts' own deltas, {fixed:g}")
     hungry = sum(times for leaf, times in leaves(event) if needs_delta(leaf))
+    if hungry and (delta - fixed) / hungry < _LEAST:
+        raise check.refuse("delta", delta, f"more for {hungry} parts that need a share of it")
     return (delta - fixed) / hungry * (1 - 1e-15) if hungry else None
 
 
@@ -200,7 +210,8 @@ def _leaf_delta(leaf: Event) -> float:
         case ApproximateDP(delta=delta):
             return delta
         case PoissonSampled(event=inner, rate=rate) | FixedSizeSampled(event=inner, rate=rate):
-            return rate * _own_delta(inner)
+            own = _own_delta(inner)
+            return _not_lost(rate * own, own)
         case _:
             return 0.0
 
@@ -209,7 +220,7 @@ def _guarantee(event: Event, share: float | None) -> ApproximateDP:
     """One part's (epsilon, delta), spending `share` where it needs a delta, beside the delta it states."""
     match event:
         case Laplace(noise=noise) | DiscreteLaplace(noise=noise):
-            return ApproximateDP(epsilon=1 / noise, delta=0.0)
+            return ApproximateDP(epsilon=inverse(noise), delta=0.0)
         case RandomizedResponse(epsilon=value) | PureDP(epsilon=value) | Selection(epsilon=value):
             return ApproximateDP(epsilon=value, delta=0.0)
         case ApproximateDP():
@@ -244,4 +255,9 @@ def _sampled(inner: Event, rate: float, share: float | None) -> ApproximateDP:
     else:
         delta += min(share / rate, 0.5)
         inside = basic(inner, delta=delta)
-    return ApproximateDP(epsilon=poisson(inside, rate=rate), delta=rate * delta)
+    return ApproximateDP(epsilon=poisson(inside, rate=rate), delta=_not_lost(rate * delta, delta))
+
+
+def _not_lost(product: float, factor: float) -> float:
+    """A product that may not underflow where `factor`, of which it is one, is above 0: rounded up there."""
+    return max(product, _LEAST) if factor > 0 else product

@@ -45,6 +45,8 @@ from terrine.events import (
 )
 
 _ROUNDING = 1e-12
+_LEAST = 1e-323
+"""What underflows still costs something."""
 _DENOMINATOR_BITS = 256
 
 
@@ -149,7 +151,7 @@ def _pure(event: Event) -> tuple[Fraction, Fraction] | None:
             if inner.epsilon is None or float_up(inner.epsilon) > 700:
                 return None
             rate = Fraction(event.rate)
-            amplified = math.log1p(float(rate) * math.expm1(float_up(inner.epsilon))) * (1 + _ROUNDING)
+            amplified = math.log1p(float(rate) * math.expm1(float_up(inner.epsilon))) * (1 + _ROUNDING) + _LEAST
             return min(inner.epsilon, Fraction(amplified)), _up(rate * inner.delta)  # [BBG18] Theorems 8 and 9
         case _:
             return None
@@ -173,7 +175,7 @@ def _pure_mu_squared(epsilon: float) -> Fraction | None:
         return None
     tangent = math.sqrt(math.pi / 2) * epsilon  # at 0, where it lies above: the next term is -0.018 epsilon^3
     mu = tangent if epsilon < 1e-3 else -2 * float(ndtri(1 / (1 + math.exp(epsilon))))
-    return Fraction((mu * (1 + 1e-9)) ** 2)
+    return Fraction((mu * (1 + 1e-9)) ** 2) if mu > 1e-140 or mu == 0 else Fraction(1e-279)  # no square underflows
 
 
 @functools.lru_cache(maxsize=4096)
@@ -191,12 +193,18 @@ def _up(value: Fraction) -> Fraction:
 
 
 def shown(value: Fraction) -> float:
-    """A float that, as it is written, is no less than `value`: three fifths is 0.6."""
-    rounded = float(value)
+    """A float that, as it is written, is no less than `value`: three fifths is 0.6; infinite beyond floating point."""
+    try:
+        rounded = float(value)
+    except OverflowError:
+        return inf
     return rounded if written(rounded) >= value else math.nextafter(rounded, math.inf)
 
 
 def float_up(value: Fraction) -> float:
-    """A float that is no less than `value`."""
-    rounded = float(value)
+    """A float that is no less than `value`; infinite beyond floating point."""
+    try:
+        rounded = float(value)
+    except OverflowError:
+        return inf
     return rounded if Fraction(rounded) >= value else math.nextafter(rounded, math.inf)

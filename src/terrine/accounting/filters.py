@@ -33,7 +33,7 @@ import numpy as np
 from terrine import check
 from terrine.accounting import gaussian, renyi
 from terrine.accounting.calibration import NOISE, Search, calibrate
-from terrine.accounting.costs import Cost, price, shown, written
+from terrine.accounting.costs import Cost, float_up, price, shown, written
 from terrine.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent
 from terrine.events import (
     Budget,
@@ -429,8 +429,8 @@ def _largest_mu_squared(epsilon: float, delta: float) -> float:
 
 def _share(amount: Fraction | float | None, limit: Fraction | float) -> float:
     """How much of `limit` is used: infinitely much where there is no limit to use."""
-    if amount is None or not limit:
+    if amount is None or amount == math.inf or not limit:
         return math.inf
     if amount <= limit:
         return min(1.0, float(amount / limit))
-    return max(float(amount / limit), math.nextafter(1.0, 2.0))
+    return max(float_up(Fraction(amount) / Fraction(limit)), math.nextafter(1.0, 2.0))

@@ -24,7 +24,7 @@ _LARGEST = 1e300
 
 def delta(mu: float, epsilon: float) -> float:
     """The smallest delta at `epsilon` of a Gaussian mechanism with `mu`, rounded up."""
-    return min(1.0, _bracket(mu, epsilon)[1])
+    return min(1.0, _bracket(mu, epsilon)[1] + 5e-324)  # never 0, and above what underflows
 
 
 def delta_below(mu: float, epsilon: float) -> float:
@@ -41,6 +41,19 @@ def epsilon(mu: float, target: float) -> float:
 def epsilon_below(mu: float, target: float) -> float:
     """An epsilon that the mechanism provably exceeds or meets at `target`."""
     return _solve(mu, check.open_unit("delta", target), delta_below, upward=False)
+
+
+def mu_of(noise: float, times: int = 1) -> float:
+    """sqrt(times) / noise, for any whole number of times: to a few units in the last place.
+
+    Raises:
+        OverflowError: it is beyond floating point.
+    """
+    half = max(times.bit_length() - 64, 0) // 2
+    found = math.ldexp(math.sqrt(times >> 2 * half) / noise, half)
+    if math.isinf(found):
+        raise OverflowError(f"noise={noise:g}: beyond floating point")
+    return found
 
 
 def _solve(mu: float, target: float, curve: object, *, upward: bool) -> float:

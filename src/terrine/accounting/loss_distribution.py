@@ -205,6 +205,9 @@ def pair(event: Event, cells: Cells, side: Side) -> Pair:
 LARGEST_LISTED = 30.0
 """Up to this scale the discrete Gaussian's support is listed point by point; above it, see `inversion`."""
 
+_MOST_LISTED = 100_000
+"""So many points are listed at most."""
+
 _LARGEST_EPSILON = 500.0
 """Beyond it e^epsilon nears overflow."""
 
@@ -309,6 +312,8 @@ def _discrete_gaussian(noise: float, steps: int, cells: Cells, side: Side) -> Pa
     """Every integer that matters, with the rest escaped (upper) or dropped into the last atom (lower)."""
     scale = noise * steps
     reach = math.ceil(scale * (2 - float(ndtri(min(0.1, cells.tail))))) + steps
+    if 2 * reach + steps > _MOST_LISTED:
+        raise OverflowError(f"sensitivity={steps}: too many grid steps for so little noise")
     k = np.arange(-reach, reach + steps + 1, dtype=float)
     mass = np.exp(-0.5 * (k / scale) ** 2)
     mass /= mass.sum()

@@ -53,7 +53,7 @@ def delta(event: Event, *, epsilon: float, largest_order: int = LARGEST_ORDER) -
     """The smallest delta at `epsilon`: min over l of exp(alpha(l) - l epsilon)."""
     epsilon = check.not_negative("epsilon", epsilon)
     orders, values = _moments(event, largest_order)
-    return 0.0 if not values.any() else min(1.0, math.exp(float(np.min(values - orders * epsilon))) * _OUTWARD)
+    return 0.0 if not values.any() else min(1.0, math.exp(float(np.min(values - orders * epsilon))) * _OUTWARD + 5e-324)
 
 
 def log_moment(event: Event, order: int) -> float:

@@ -35,7 +35,8 @@ class Profile:
         if np.any((rate < 0) | (rate > 1)) or np.any(np.isnan(rate)):
             raise check.refuse("false_positive_rate", false_positive_rate, "0 <= rate <= 1")
         grow = np.exp(np.minimum(self.epsilon, 700.0))
-        best = np.minimum(grow * rate + self.delta, 1 - (1 - self.delta - rate) / grow)
+        grown = np.where((self.epsilon > 700.0) & (rate > 0), 1.0, grow * rate)
+        best = np.minimum(grown + self.delta, 1 - (1 - self.delta - rate) / grow)
         bound: Floats = np.clip(best.min(axis=-1), 0.0, 1.0)
         return bound
 
@@ -79,10 +80,9 @@ def profile(event: Event, *, points: int = 33, smallest_delta: float = 1e-12) ->
     """
     points = check.whole("points", points, at_least=2)
     at_zero = tightest.delta(event, epsilon=0.0)
-    if at_zero <= 0:
-        return Profile(np.zeros(2), np.zeros(2))
-    deltas = np.geomspace(
-        min(at_zero, 0.9), min(check.open_unit("smallest_delta", smallest_delta), at_zero / 2), points
-    )
+    smallest_delta = check.open_unit("smallest_delta", smallest_delta)
+    if at_zero <= smallest_delta:  # nothing is left to be seen
+        return Profile(np.zeros(2), np.full(2, at_zero))
+    deltas = np.geomspace(min(at_zero, 0.9), min(smallest_delta, at_zero / 2), points)
     epsilons = [0.0, *tightest.epsilons(event, deltas=deltas[1:].tolist())]
     return Profile(np.array(epsilons), np.concatenate([[at_zero], deltas[1:]]))

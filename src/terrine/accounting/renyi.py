@@ -47,6 +47,7 @@ from terrine.events import (
     Skellam,
     SummedDiscreteGaussian,
 )
+from terrine.rounding import inverse
 
 Floats = NDArray[np.float64]
 Conversion = Callable[[Floats, Floats, float], Floats]
@@ -116,7 +117,7 @@ def curve(event: Event, orders: Floats) -> Floats:
         case Laplace(noise=noise):
             return _laplace(noise, orders)
         case DiscreteLaplace(noise=noise):
-            return _binary(1 / noise, orders)
+            return _binary(inverse(noise), orders)
         case RandomizedResponse(epsilon=value) | PureDP(epsilon=value) | Selection(epsilon=value):
             return _binary(value, orders)  # randomized response dominates every pure mechanism [KOV15]
         case ApproximateDP(epsilon=value, delta=0.0):
@@ -161,7 +162,7 @@ def _laplace(noise: float, orders: Floats) -> Floats:
 
     a sum of positive terms, so that small divergences keep their digits.
     """
-    pure = 1 / noise
+    pure = inverse(noise)
     first = np.log(orders / (2 * orders - 1)) + _log_remainder((orders - 1) * pure)
     second = np.log((orders - 1) / (2 * orders - 1)) + _log_remainder(-orders * pure)
     return _at_most(np.logaddexp(0, np.logaddexp(first, second)) / (orders - 1), pure)

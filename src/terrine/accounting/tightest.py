@@ -22,6 +22,7 @@ import numpy as np
 from terrine import check
 from terrine.accounting import certified, composition, renyi, witness
 from terrine.accounting.certified import Bounds
+from terrine.accounting.reach import check_nesting
 from terrine.errors import InvalidArgument, UnsupportedEvent
 from terrine.events import Event
 
@@ -54,6 +55,7 @@ def epsilons(event: Event, *, deltas: Sequence[float]) -> list[float]:
         UnsupportedEvent: no accountant can bound some part of the event.
     """
     deltas = [check.delta("delta", delta) for delta in deltas]
+    check_nesting(event, by="accounting")
     least = _witnessed(lambda: witness.least_epsilons(event, deltas=deltas), [0.0] * len(deltas))
     return [_epsilon(event, delta, one) for delta, one in zip(deltas, least, strict=True)]
 
@@ -65,6 +67,7 @@ def delta(event: Event, *, epsilon: float) -> float:
         UnsupportedEvent: no accountant can bound some part of the event.
     """
     epsilon = check.not_negative("epsilon", epsilon)
+    check_nesting(event, by="accounting")
     return _delta(event, epsilon, _witnessed(lambda: witness.least_delta(event, epsilon=epsilon), 0.0))
 
 
@@ -77,6 +80,7 @@ def bounds(event: Event, *, delta: float, witness: bool = False) -> Bounds:
         UnsupportedEvent: no accountant can bound some part of the event.
     """
     delta = check.delta("delta", delta)
+    check_nesting(event, by="accounting")
     seen = _second_opinion(event, delta, full=witness)
     upper = _epsilon(event, delta, seen.lower)
     try:
@@ -120,7 +124,15 @@ def _epsilon(event: Event, delta: float, least: float) -> float:
 
 
 def _delta(event: Event, epsilon: float, least: float) -> float:
-    return min(1.0, _smallest(event, _delta_methods(event, epsilon), least, lambda found: found))
+    found = _smallest(event, _delta_methods(event, epsilon), least, lambda found: found)
+    return min(1.0, found if found > 0 or _is_pure(event, epsilon) else 5e-324)  # 0 is proven there alone
+
+
+def _is_pure(event: Event, epsilon: float) -> bool:
+    try:
+        return composition.pure(event) <= epsilon
+    except (UnsupportedEvent, InvalidArgument):
+        return False
 
 
 def _delta_methods(event: Event, epsilon: float, near: float | None = None) -> tuple[list[_Method], list[_Method]]:

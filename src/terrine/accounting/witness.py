@@ -24,7 +24,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import reduce
+from fractions import Fraction
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,8 +160,17 @@ def _kinds(event: Event) -> tuple[float, Counter[Event]]:
     for part, times in events.leaves(event):
         others[part] += times
     gaussian = {part: times for part, times in others.items() if isinstance(part, events.Gaussian)}
-    s = math.hypot(*(math.sqrt(min(n, 10**300)) / max(part.noise, 1e-150) for part, n in gaussian.items()))
+    s = math.hypot(*(_root(times, part.noise) for part, times in gaussian.items()))
     return s, Counter({part: times for part, times in others.items() if part not in gaussian})
+
+
+def _root(times: int, noise: float) -> float:
+    """sqrt(times) / noise, of any whole number: to a few units in the last place, infinite beyond floating point."""
+    half = max(times.bit_length() - 64, 0) // 2
+    try:
+        return math.ldexp(math.sqrt(times >> 2 * half) / noise, half)
+    except OverflowError:
+        return math.inf
 
 
 def _one(side: Side, event: Event, cut: float) -> Measure:
@@ -201,8 +211,14 @@ def _one(side: Side, event: Event, cut: float) -> Measure:
             dearest = sorted(gaussian, key=lambda part: part.noise)[:1]
             return _measure(side, events.Composed({*parts} - {*gaussian} | {*dearest}), cut)
         case events.OneOf(parts=parts):
-            return _measure(side, max(parts, key=lambda part: least_epsilon(part, delta=side.delta, cells=64)), cut)
+            return _measure(side, _dearest(parts, side.delta), cut)
     raise UnsupportedEvent(event, by="accounting.witness")
+
+
+@lru_cache(maxsize=1024)
+def _dearest(parts: tuple[Event, ...], delta: float) -> Event:
+    """The part whose lower bound is the largest; remembered, as parts may hold others of their kind."""
+    return max(parts, key=lambda part: least_epsilon(part, delta=delta, cells=64))
 
 
 def _q(p: Array, loss: Array) -> tuple[Array, float]:
@@ -280,14 +296,22 @@ def _stopped(side: Side, inner: Event, count: Any, cut: float) -> Measure:
 def _pure(event: Event) -> float:
     """The epsilon of pure DP by basic composition, rounded up; infinite where there is none."""
     s, others = _kinds(event)
-    total = sum(_pure_one(part) * min(times, 10**300) for part, times in others.items())
+    total = sum(_product(_pure_one(part), times) for part, times in others.items())
     return math.inf if s else total * (1 + 1e-12)
+
+
+def _product(epsilon: float, times: int) -> float:
+    """epsilon x times, of any whole number; infinite beyond floating point."""
+    try:
+        return epsilon if times == 1 else float(Fraction(epsilon) * times)
+    except OverflowError:
+        return math.inf
 
 
 def _pure_one(event: Event) -> float:
     match event:
         case events.Laplace(noise=noise) | events.DiscreteLaplace(noise=noise):
-            return 1 / max(noise, 1e-300)
+            return 1 / noise
         case events.RandomizedResponse(epsilon=e) | events.PureDP(epsilon=e) | events.Selection(epsilon=e):
             return e
         case events.OneOf(parts=parts):

@@ -28,6 +28,7 @@ def concentrated(side: Side, noise: float) -> Measure:
     """Concentrated DP is (rho + 2 sqrt(rho log 1/d), d)-DP for every d [CKS20]: here with d = delta / 2."""
     if noise < 1e-100 or side.delta < 1e-300:
         raise OutOfReach
+    noise = min(noise, 1e100)  # less of it costs more
     rho = 0.5 / noise**2
     return two_points(side, (rho + 2 * math.sqrt(-rho * math.log(side.delta / 2))) * (1 + 1e-12), side.delta / 2)
 

@@ -80,14 +80,14 @@ def simulate(
 
 
 def _tell_dropouts(privacy: dict[str, object]) -> None:
-    from terrine.rounding import up
+    from terrine.rounding import down, up
 
     found = privacy["dropouts"]
     assert isinstance(found, dict)
     if len(found) > 1:
         typer.echo("epsilon by how many survive in every round (lower and upper bound):")
         for survivors, (lower, upper) in found.items():
-            typer.echo(f"  {survivors:>4}  {lower:.4f}  {up(upper)}")
+            typer.echo(f"  {survivors:>4}  {down(lower)}  {up(upper)}")
     insiders = privacy["epsilon_for_insiders"]
     assert isinstance(insiders, float)
     typer.echo(f"for those who know who took part in which round, such as the server: epsilon {up(insiders)}")

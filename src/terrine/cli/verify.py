@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terrine import check
+
 if TYPE_CHECKING:
     from terrine.verify import Verification
 
@@ -65,7 +67,8 @@ def _print(run: Path, found: Verification) -> None:
     for one in found.unchecked:
         table.add_row(one.name, Text("-", "yellow"), Text(f"not checked: {one.detail}"))
     console.print(table)
+    name = check.printable(str(run))
     if (lie := found.lie) is not None:
-        console.print(Text(f"{run} does NOT verify: {lie.name}: {lie.detail}", "bold red"))
+        console.print(Text(f"{name} does NOT verify: {lie.name}: {lie.detail}", "bold red"))
     else:
-        console.print(Text(f"{run} verifies", "bold green"))
+        console.print(Text(f"{name} verifies", "bold green"))

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from terrine.events.compose import Event
 
 
+_LEAST_RATE = 1e-300
+"""Below it a share of a population has lost its digits."""
+
+
 @dataclass(frozen=True)
 class PoissonSampled:
     """`event` on a lot into which each unit falls independently with probability `rate`.
@@ -53,6 +57,8 @@ class FixedSizeSampled:
         object.__setattr__(self, "size", check.whole("size", self.size))
         if self.size > self.population:
             raise check.refuse("size", self.size, f"at most population={self.population}")
+        if self.rate < _LEAST_RATE:
+            raise check.refuse("population", self.population, f"at most {1 / _LEAST_RATE:g} times the size")
         _demand(self.event, Neighbours.REPLACE_ONE, "FixedSizeSampled")
 
     @property

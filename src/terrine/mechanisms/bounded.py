@@ -27,6 +27,9 @@ from terrine.mechanisms.laplace import noise_for
 from terrine.mechanisms.release import Release, stamped
 from terrine.rng import SYSTEM, Source
 
+_LARGEST = 1e250
+"""Of a bound; and what it is one over, of the distance between two: grid steps are doubles."""
+
 
 class Origin(enum.Enum):
     """How the bounds came to be."""
@@ -52,6 +55,9 @@ class _Bounded:
             raise InvalidArgument(f"lower={self.lower}, upper={self.upper}: want finite bounds with lower < upper")
         if math.isinf(self.upper - self.lower):
             raise InvalidArgument(f"lower={self.lower}, upper={self.upper}: want bounds less than 1.8e308 apart")
+        if max(-self.lower, self.upper) > _LARGEST or self.upper - self.lower < 1 / _LARGEST:
+            wanted = f"want bounds within {_LARGEST:g} and at least {1 / _LARGEST:g} apart; change the unit"
+            raise InvalidArgument(f"lower={self.lower}, upper={self.upper}: {wanted}")
         object.__setattr__(self, "epsilon", check.positive("epsilon", self.epsilon))
         if self.delta is not None:
             object.__setattr__(self, "delta", check.open_unit("delta", self.delta))
@@ -153,7 +159,7 @@ def records(name: str, values: Any) -> NDArray[np.float64]:
     Raises:
         InvalidArgument: nan, not numbers, or not one list.
     """
-    array = np.asarray(values)
+    array = grid.array_of(name, values)
     if array.dtype.kind not in "iuf" and array.size:
         raise InvalidArgument(f"{name}: {array.dtype} arrived; want a list of numbers")
     if array.ndim != 1:

@@ -25,7 +25,7 @@ from scipy.special import ndtri_exp
 from terrine import check, events
 from terrine.errors import InvalidArgument
 from terrine.events import Neighbours
-from terrine.mechanisms import gaussian, lattice
+from terrine.mechanisms import gaussian, grid, lattice
 from terrine.mechanisms.laplace import noise_for
 from terrine.mechanisms.release import Release, stamped
 from terrine.rng import SYSTEM, Source
@@ -132,7 +132,7 @@ def whole_numbers(name: str, values: Any) -> NDArray[np.int64]:
     Raises:
         InvalidArgument: of another type, or nothing.
     """
-    array = np.asarray(values)
+    array = grid.array_of(name, values)
     if not array.size:
         raise InvalidArgument(f"{name}: empty; want at least one count")
     if array.dtype.kind == "O" and all(type(one) is int for one in array.flat):

@@ -108,7 +108,7 @@ def checked(name: str, value: Any) -> int | float | NDArray[Any]:
         if type(value) is float and not math.isfinite(value):
             raise check.refuse(name, value, "a finite number", "clamp or drop such values before the sum")
         return value
-    array = _array(name, value)
+    array = _one_type(name, value)
     if array.dtype.kind == "O":
         if not all(type(one) is int for one in array.flat):
             raise InvalidArgument(
@@ -180,11 +180,21 @@ def _exponent(norm: Norm, sensitivity: float, noise: float, size: int) -> int:
     return exponent
 
 
-def _array(name: str, value: Any) -> NDArray[Any]:
+def array_of(name: str, value: Any) -> NDArray[Any]:
+    """`value` as an array, of whatever type.
+
+    Raises:
+        InvalidArgument: it is none, such as lists of different lengths.
+    """
     try:
-        array = np.asarray(value)
+        return np.asarray(value)
     except (ValueError, TypeError, OverflowError):
-        raise InvalidArgument(f"{name}: {type(value).__name__} arrived; want a number or an array of numbers") from None
+        told = f"{type(value).__name__} arrived that is no array"
+        raise InvalidArgument(f"{name}: {told}; want a number or numbers in lists of one length") from None
+
+
+def _one_type(name: str, value: Any) -> NDArray[Any]:
+    array = array_of(name, value)
     if array.dtype.kind == "f" and isinstance(value, list | tuple):
         flat = np.asarray(value, dtype=object).flat
         if any(isinstance(one, int) and abs(one) > _EXACT for one in flat):

@@ -115,7 +115,7 @@ class MostCommonValue:
     unit: events.Unit | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "categories", tuple(self.categories))
+        object.__setattr__(self, "categories", tuple(_hashable("categories", self.categories)))
         object.__setattr__(self, "epsilon", check.positive("epsilon", self.epsilon))
         if len(set(self.categories)) != len(self.categories) or not self.categories:
             raise InvalidArgument("categories: want at least one, each once; declare them without looking at the data")
@@ -125,8 +125,12 @@ class MostCommonValue:
         return self._choice.event
 
     def release(self, values: Iterable[Hashable], *, rng: Source = SYSTEM) -> Release[Hashable]:
-        """The category that was chosen."""
-        seen = Counter(values.tolist() if isinstance(values, np.ndarray) else values)
+        """The category that was chosen.
+
+        Raises:
+            InvalidArgument: not a list of values that can be compared with categories.
+        """
+        seen = Counter(_hashable("values", values.tolist() if isinstance(values, np.ndarray) else values))
         chosen = self._choice.release([seen.get(one, 0) for one in self.categories], rng=rng)
         return Release(self.categories[chosen.value], chosen.event)
 
@@ -140,3 +144,19 @@ class MostCommonValue:
         return PermuteAndFlip(
             sensitivity=1.0, epsilon=self.epsilon, monotone=monotone, neighbours=self.neighbours, unit=self.unit
         )
+
+
+def _hashable(name: str, values: Any) -> list[Hashable]:
+    """A list of values that can be counted.
+
+    Raises:
+        InvalidArgument: no list, or one of lists, arrays or sets.
+    """
+    found = check.listed(name, values, "a list of values such as texts or whole numbers")
+    for one in found:
+        try:
+            hash(one)
+        except TypeError:
+            kind = type(one).__name__
+            raise InvalidArgument(f"{name}: holds a {kind}; want values such as texts or whole numbers") from None
+    return found

@@ -27,7 +27,7 @@ from scipy.special import betaincinv, ndtri
 from terrine import check, events
 from terrine.errors import InvalidArgument
 from terrine.events import Neighbours
-from terrine.mechanisms import exact
+from terrine.mechanisms import exact, grid
 from terrine.mechanisms.release import Release, stamped
 from terrine.rng import SYSTEM, Source
 
@@ -163,7 +163,7 @@ class UnaryEncoding:
 
     def estimate(self, reports: Any, *, confidence: float = 0.95) -> Estimate:
         """Shares of the true answers, from rows of bits: public arithmetic, no further cost."""
-        rows = np.atleast_2d(np.asarray(reports))
+        rows = np.atleast_2d(grid.array_of("reports", reports))
         if rows.ndim != 2 or rows.shape[1] != self.answers or not rows.size:
             raise InvalidArgument(f"reports: shape {rows.shape} arrived; want rows of {self.answers} bits")
         kept, wrong = (float(chance) for chance in self.chances)
@@ -179,7 +179,7 @@ class UnaryEncoding:
 
 
 def _answers(value: Any, answers: int) -> NDArray[np.int64]:
-    array = np.asarray(value)
+    array = grid.array_of("value", value)
     if not array.size:
         raise InvalidArgument("value: empty; want at least one answer")
     if array.dtype.kind not in "iub":

@@ -12,7 +12,6 @@ Releasing the sanitised number costs as well: both printed numbers then pay for 
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -32,6 +31,7 @@ from terrine.pate.sanitised import Priced, by_noise, planned_release
 from terrine.pate.votes import Votes
 from terrine.receipts import Charged, Receipt
 from terrine.rng import SYSTEM, Source
+from terrine.rounding import up
 
 Floats = NDArray[np.float64]
 
@@ -101,12 +101,12 @@ class Bill:
     def __str__(self) -> str:
         lines = [
             f"{self.answered} answers to {self.asked} queries, delta {self.delta:g}",
-            f"  data-independent  epsilon {_up(self.data_independent)}   whatever the votes were"
+            f"  data-independent  epsilon {up(self.data_independent)}   whatever the votes were"
             + ("; the release below is in it" if self.sanitised is not None else ""),
         ]
         if self.sanitised is not None:
             lines.append(
-                f"  sanitised         epsilon {_up(self.sanitised)}   from the votes, released with noise;"
+                f"  sanitised         epsilon {up(self.sanitised)}   from the votes, released with noise;"
                 f" too low with probability <= {self.failure:g}"
             )
         if is_reproducible(self.event):
@@ -146,7 +146,7 @@ def bill(
     plan = answers.plan
     release = planned_release(
         aggregator, queries=plan.queries, answers=plan.answers, classes=votes.classes, delta=delta, order=order,
-        failure=failure, unit=votes.unit,
+        failure=failure, unit=votes.unit, sanitise=sanitise,
     )  # fmt: skip
     given, event = len(answers.answered), answers.event
     certain = accounting.epsilon(event, delta=delta)
@@ -206,8 +206,3 @@ def _charge(account: Any, event: Event, purpose: str, by: str, exact: Sealed) ->
         if "key" not in str(refusal):
             raise
         account.charge(event, purpose=purpose, by=by)
-
-
-def _up(value: float) -> str:
-    """Four decimals, never below the value."""
-    return f"{math.ceil(value * 1e4 - 1e-9) / 1e4:.4f}" if math.isfinite(value) else "inf"

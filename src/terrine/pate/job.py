@@ -111,7 +111,7 @@ class Job:
         parts = [Reproducible(labels) if self._seeded else labels]
         release = planned_release(
             self.rule, queries=plan.queries, answers=plan.answers, classes=self.split["classes"],
-            delta=self.bill["delta"], order=self.bill.get("order"), unit=self.unit,
+            delta=self.bill["delta"], order=self.bill.get("order"), unit=self.unit, sanitise=self.bill["sanitise"],
         )  # fmt: skip
         if self.bill["sanitise"] and release is not None:
             parts.append(Reproducible(release.event) if "seed" in self.bill else release.event)

@@ -35,6 +35,8 @@ _STEP = 2.0**-10
 """The grid that a sanitised number is rounded up to."""
 _FINE = 2**44
 """Steps of the normal draw to one deviation: rounding shows with probability below 2^-33."""
+_UNSEEN = 2.0**-33
+"""What of delta that rounding takes."""
 _SHARE = 0.1
 """The part of delta that the release is charged at."""
 
@@ -63,7 +65,7 @@ class PlannedRelease:
         raw = Fraction(value) + Fraction(smooth) * (Fraction(self.shift) + Fraction(self.spread) * normal)
         shown = math.ceil(raw / Fraction(_STEP)) * _STEP
         total = np.array([max(shown, 0.0) + self.cost])
-        converted = renyi.canonne_kamath_steinke(np.array([self.order]), total, self.delta - 2.0**-33)
+        converted = renyi.canonne_kamath_steinke(np.array([self.order]), total, self.delta - _UNSEEN)
         return max(0.0, float(converted[0]) * (1 + 1e-12))
 
 
@@ -77,16 +79,24 @@ def planned_release(
     order: float | None = None,
     failure: float = 1e-3,
     unit: Unit = Unit.EXAMPLE,
+    sanitise: bool = True,
 ) -> PlannedRelease | None:
     """The release of what `queries` queries and at most `answers` answers cost; None where only the plan has a cost.
 
-    Stability-based answers have no vote-dependent analysis.
+    Stability-based answers have no vote-dependent analysis. Without `sanitise` it is only planned, never drawn.
+
+    Raises:
+        InvalidArgument: at this delta or order nothing could be drawn.
     """
     if not isinstance(rule, Priced):
         return None
+    if sanitise and delta <= _UNSEEN:
+        raise check.refuse("delta", delta, f"above {_UNSEEN:.4g}, which rounding takes", "or no sanitised number")
     answers = queries if answers is None else answers
     labels = rule.event(queries, answers, unit=unit)
-    order = check.positive("order", order) if order is not None else _public_order(labels, delta)
+    order = _public_order(labels, delta) if order is None else check.positive("order", order)
+    if order <= 1:
+        raise check.refuse("order", order, "above 1", "left out, a public one is chosen")
     ceiling = _ceiling(rule, queries, answers, order, classes)
     beta, noise = release.best_release(order, failure=failure, sensitivity_guess=max(1e-6, 0.3 * ceiling))
     cost, shift, spread = release.cost_of_shifted(order, beta=beta, noise=noise, failure=failure)

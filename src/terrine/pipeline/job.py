@@ -217,7 +217,7 @@ def _public_facts(plan: RunPlan) -> str:
         return known
     return (
         f"{known}; but some of its facts were GUESSED FROM THE PRIVATE ROWS and accepted as they were, which the claim "
-        f"does not cover: those of {', '.join(plan.guessed)}"
+        f"does not cover: those of {check.printable(', '.join(plan.guessed))}"
     )
 
 
@@ -241,10 +241,10 @@ def _results(
     labels, tested = material.test[1], architecture.features(material.test[0])
     if material.target is not None:
         found = measuring.public(learned.module, tested, labels, material)
-        where = f"public rows in {settings.test}, which needs no protection"
+        where = f"public rows in {check.printable(str(settings.test))}, which needs no protection"
         return record | found | {"rows": len(labels), "measured_on": where}
     counts = np.bincount(labels, minlength=len(material.classes))
-    where = "the published test set" if material.published else f"public rows in {settings.test}"
+    where = "the published test set" if material.published else f"public rows in {check.printable(str(settings.test))}"
     shown = None
     if material.published:  # otherwise its accuracy would tell about private rows
         shown = _accuracy(baseline.unsafe_train(architecture, features, material.labels), tested, labels)

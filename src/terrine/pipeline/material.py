@@ -172,7 +172,7 @@ def _of_table(settings: Settings) -> Opened:
     def look(found: bounds.Found) -> Material:
         known = bounds.applied(schema, found) if settings.private_bounds else schema
         return Material(
-            Path(settings.table or "").name,
+            check.printable(Path(settings.table or "").name),
             known.encode(table, encoder=encoder, room=room),
             labels(table),
             known.classes,

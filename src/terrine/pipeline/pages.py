@@ -15,7 +15,7 @@ from terrine.events.codec import from_dict
 from terrine.pipeline.folder import ASKED, CARD, PRIVACY, RECEIPT, REPORT, RESULTS, Folder
 from terrine.report import accountants, card, figures, review
 from terrine.report.page import render, style_sheet
-from terrine.rounding import up
+from terrine.rounding import down, up
 
 _KEYS = {
     "unit": "protected unit",
@@ -142,7 +142,7 @@ def _enclosed(found: dict[str, float]) -> str:
     for digits in range(3, 13):
         low, high = f"{lower:.{digits}g}", str(up(upper, digits))
         if low != high:
-            return f"The true epsilon at the end lies between {low} and {high}."
+            return f"The true epsilon at the end lies between {down(lower, digits)} and {high}."
     return f"The bound is exact: the true epsilon at the end is {up(upper)}."
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from terrine import check
 from terrine.errors import MissingExtra
 from terrine.rounding import up
 
@@ -24,7 +26,8 @@ def check_installed() -> None:
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """The page that a template makes of `values`; every text in them is escaped, pictures are not.
+    """The page that a template makes of `values`; every text in them is escaped, for HTML or for Markdown, pictures
+    are not.
 
     Raises:
         MissingExtra: jinja2 is not installed.
@@ -36,6 +39,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=lambda name: bool(name) and not str(name).endswith(".md"),
+        finalize=_in_markdown if template.endswith(".md") else None,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -43,6 +47,14 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}%"
     environment.filters["up"] = rounded_up
     return environment.get_template(template).render(**values)
+
+
+def _in_markdown(value: Any) -> Any:
+    """A text that Markdown shows as it is: no mark-up, no HTML, no second line."""
+    if not isinstance(value, str):
+        return value
+    shown = check.printable(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_~\[\]|])", r"\\\1", shown)
 
 
 def style_sheet() -> str:

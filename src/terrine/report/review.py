@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from terrine.rounding import up
+
 Answers = list[tuple[str, str]]
 
 _NEIGHBOURS = {
@@ -49,7 +51,8 @@ def full(privacy: dict[str, Any], receipt: dict[str, Any], words: str) -> Answer
 def _trust(privacy: dict[str, Any]) -> str:
     if "clients" not in privacy:
         return _CENTRAL
-    insiders = f"For whoever knows who took part in each round, epsilon is {privacy['epsilon_for_insiders']:.4g}."
+    own = up(privacy["epsilon_for_insiders"], 4)
+    insiders = f"For whoever knows who took part in each round, epsilon is {own}."
     if "masked" not in privacy["sums"]:
         return f"The server: it sees every client's update and adds the noise. {insiders}"
     return (

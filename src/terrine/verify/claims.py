@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from terrine import __version__, accounting, check
-from terrine.accounting import witness
+from terrine.accounting import Bounds
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import (
     DiscreteLaplace,
@@ -28,13 +29,14 @@ from terrine.events import (
 from terrine.events.codec import from_json
 from terrine.report import card as model_card
 from terrine.report.page import rounded_up
-from terrine.rounding import up
-from terrine.verify.manifest import ASKED, CARD, EVENTS, PRIVACY, RESULTS, read_json
+from terrine.rounding import down, up
+from terrine.verify.manifest import ASKED, CARD, EVENTS, MODEL, PRIVACY, RESULTS, read_json
 from terrine.verify.unchecked import Unchecked
 
 _COUNTED = {Unit.EXAMPLE: "examples", Unit.PERSON: "people", Unit.CLIENT: "clients"}
 _METHODS = {"sgd": ("DP-SGD", "one release"), "pate": ("PATE",), "federated": ("federated averaging",)}
-_SAME = 1e-6  # relative: what an epsilon computed elsewhere may differ by
+_SAME = 1e-6  # relative: what an epsilon computed elsewhere may differ by, where nothing refutes it
+_OLDER = 1e-3  # relative: by how much a bound of another version may have been wider, or the lower one higher
 
 
 def claimed(folder: Path) -> tuple[dict[str, Any], Event]:
@@ -47,22 +49,50 @@ def price(folder: Path) -> str:
     """The events cost what is claimed, by two witnesses."""
     privacy, event = claimed(folder)
     epsilon, delta = _number(privacy, "epsilon"), _number(privacy, "delta")
-    found = accounting.epsilon(event, delta=delta)
-    least = witness.least_epsilon(event, delta=delta)
-    if not (math.isfinite(epsilon) and max(found * (1 - _SAME), least) <= epsilon):
-        raise InvalidArgument(
-            f"{PRIVACY}: claims epsilon {epsilon:g} at delta {delta:g}; its events cost {found:.6g} "
-            f"(a second witness: at least {least:.6g})"
-        )
-    if epsilon > found * (1 + _SAME) + _SAME:
-        raise InvalidArgument(f"{PRIVACY}: claims epsilon {epsilon:g}; its events cost {found:.6g}, so it is another's")
-    said = privacy["epsilon_certified"]
-    if not (0 <= said["lower"] <= said["upper"] <= epsilon * (1 + _SAME) and said["upper"] >= least):
-        raise InvalidArgument(f"{PRIVACY}: an enclosure of epsilon, {said}, that does not fit its events")
+    found = accounting.bounds(event, delta=delta, witness=True)
+    cost = f"its events cost {up(found.upper, 6)}, and at least {down(found.lower, 6)} is proven"
+    if not max(found.lower, found.upper * (1 - _SAME)) <= epsilon < math.inf:
+        raise InvalidArgument(f"{PRIVACY}: claims epsilon {epsilon:g} at delta {delta:g}; {cost}")
+    if epsilon > found.upper * (1 + _OLDER) + _SAME:
+        raise InvalidArgument(f"{PRIVACY}: claims epsilon {epsilon:g}; {cost}, so it is another's")
+    _check_enclosure(privacy["epsilon_certified"], epsilon, found)
     if (folder / EVENTS).is_file() and from_json(json.dumps(read_json(folder / EVENTS))) != event:
         raise InvalidArgument(f"{EVENTS}: other events than those in {PRIVACY}")
-    enclosed = f"the events cost {found:.6g}, and at least {least:.6g} by a second witness"
-    return f"epsilon {up(epsilon)} at delta {delta:g}: {enclosed}"
+    return f"epsilon {up(epsilon)} at delta {delta:g}: {cost}, by two witnesses"
+
+
+def _check_enclosure(said: dict[str, Any], epsilon: float, found: Bounds) -> None:
+    """The enclosure that is claimed overlaps the proven one, ends at the claim, and is no tighter than is proven."""
+    lower, upper = said["lower"], said["upper"]
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (lower, upper))
+    ordered = numbers and 0 <= lower <= upper <= epsilon * (1 + _SAME)
+    if not (ordered and upper >= found.lower and lower <= min(found.upper, found.lower + _OLDER * found.upper)):
+        proven = f"proven are {down(found.lower, 6)} and {up(found.upper, 6)}"
+        raise InvalidArgument(f"{PRIVACY}: an enclosure of epsilon, {said}, that does not fit its events: {proven}")
+
+
+def texts(folder: Path) -> str:
+    """What is printed for people is of one line, and all of it is to be seen."""
+    printed = {PRIVACY: read_json(folder / PRIVACY), RESULTS: read_json(folder / RESULTS)}
+    printed[MODEL] = {"model": read_json(folder / MODEL)["model"]}
+    found = [(name, text) for name, record in printed.items() for text in _strings(record)]
+    for name, text in found:
+        check.one_line(name, text)
+    return f"{len(found)} texts, each of one line of printable characters"
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, names included."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            for name, one in value.items():
+                yield name
+                yield from _strings(one)
+        case list():
+            for one in value:
+                yield from _strings(one)
 
 
 def unit(folder: Path) -> str:
@@ -93,12 +123,18 @@ def facts(folder: Path) -> str:
     if name not in privacy or any(other in privacy for other in _COUNTED.values() if other != name):
         raise InvalidArgument(f"{PRIVACY}: its events protect one {settled_unit(event).value}; want {name} alone")
     count = _whole(privacy, name)
-    said = check.weakness(privacy["epsilon"], privacy["delta"], units=count)
-    if privacy["method"] != "PATE" and bool(privacy["weak_guarantee"]) != bool(said):  # which counts pairs once
-        raise InvalidArgument(f"{PRIVACY}: weak_guarantee says {privacy['weak_guarantee']!r}; the numbers say {said!r}")
+    _check_weakness(privacy, count)
     if privacy["method"] == "one release":
         return _released(privacy, event)
     return _labels(privacy, event) if privacy["method"] == "PATE" else _trained(privacy, event, count)
+
+
+def _check_weakness(privacy: dict[str, Any], count: int) -> None:
+    """What means little is called weak, and nothing else; PATE may count one of each pair of audited rows alone."""
+    told, most = privacy["weak_guarantee"], 2 * count if privacy["method"] == "PATE" else count
+    said, at_most = (check.weakness(privacy["epsilon"], privacy["delta"], units=units) for units in (count, most))
+    if not isinstance(told, str | None) or bool(told) not in (bool(said), bool(at_most)):
+        raise InvalidArgument(f"{PRIVACY}: weak_guarantee says {told!r}; the numbers say {said!r}")
 
 
 def _released(privacy: dict[str, Any], event: Event) -> str:

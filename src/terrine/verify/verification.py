@@ -3,6 +3,7 @@
     files        every file of the release is there, whole, and the manifest is that of these files
     others       what else lies there is no part of the release, and is not checked
     signature    the manifest was signed by the key given
+    texts        what is printed of it is of one line, and everything in it is to be seen
     claim        the events cost at most the claimed epsilon at the claimed delta, by two witnesses; unit, neighbours
     facts        noise, rate, steps and counts are those of the events, and what was asked for; the card is that of
                  the claim and the results
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from terrine import check
 from terrine.errors import InvalidArgument, TerrineError
 from terrine.verify import claims, evidence, manifest, signing
 from terrine.verify.unchecked import Unchecked
@@ -32,6 +34,9 @@ class Check:
     name: str
     ok: bool
     detail: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", check.printable(self.detail))  # it may quote what stands in the folder
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ def verify(
         ("manifest", lambda: _manifest(folder)),
         ("others", lambda: _others(folder)),
         ("signature", lambda: _signature(folder, key)),
+        ("texts", lambda: claims.texts(folder)),
         ("claim", lambda: claims.price(folder)),
         ("unit", lambda: claims.unit(folder)),
         ("seed", lambda: claims.seed(folder)),
