@@ -6,7 +6,6 @@ they are replaced by one line that does not.
 
 from __future__ import annotations
 
-import csv
 import logging
 import threading
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ import pyarrow as pa
 
 from terrine import check
 from terrine.errors import EngineFailed, InvalidArgument, MissingExtra
+from terrine.queries.csv_files import CsvFile
+from terrine.tables import FileFormat
 
 log = logging.getLogger(__name__)
 _FILES = {".parquet", ".pq", ".csv"}
@@ -27,16 +28,20 @@ _DATABASES = {".duckdb", ".ddb", ".db"}
 
 @dataclass(frozen=True)
 class Traits:
-    """Where an engine differs: whether sums of 64-bit numbers stay in 64 bits, and whether casts of text can fail."""
+    """Where an engine differs: whether sums of 64-bit numbers stay in 64 bits, and whether casts of text can fail.
+
+    `why` is where the owner of the data finds what an engine said when it failed.
+    """
 
     wide: bool
     casts: bool
+    why: str
 
 
 _ENGINES = {
-    "duckdb": Traits(wide=False, casts=True),
-    "postgres": Traits(wide=False, casts=False),
-    "pyspark": Traits(wide=True, casts=True),
+    "duckdb": Traits(wide=False, casts=True, why="SELECT the question's columns of each table in DuckDB itself"),
+    "postgres": Traits(wide=False, casts=False, why="look into the PostgreSQL server's log"),
+    "pyspark": Traits(wide=True, casts=True, why="look into the Spark driver's log"),
 }
 
 
@@ -79,7 +84,7 @@ class Engine:
             kind = type(error).__name__
         raise EngineFailed(
             f"{self.name} failed ({kind}); its message is withheld, because it may quote private rows; what was "
-            "charged stays charged; look into the engine's own log, and clean the table by a public rule"
+            f"charged stays charged; to see why, its owner may {self.traits.why}, and clean the table by a public rule"
         )
 
     def rehearsal(self) -> Engine:
@@ -164,10 +169,7 @@ def _opened(where: str) -> Any:
         raise check.refuse("connection", where, wanted)
     if suffix in _DATABASES:
         return _tried(where, lambda: ibis.duckdb.connect(str(path), read_only=True))
-    backend = ibis.duckdb.connect()
-    read = _read_csv if suffix == ".csv" else _read_parquet
-    _tried(where, lambda: read(backend, path))
-    return backend
+    return csv_backend(path) if suffix == ".csv" else _tried(where, lambda: _parquet_backend(path))
 
 
 def _postgres(url: str) -> Any:
@@ -186,24 +188,26 @@ def _tried(where: str, connect: Any) -> Any:
     raise InvalidArgument(f"{check.shown(where)}: could not be opened ({kind}); want a file or a server that answers")
 
 
-def _read_parquet(backend: Any, path: Path) -> None:
+def _parquet_backend(path: Path) -> Any:
+    backend = ibis.duckdb.connect()
     backend.read_parquet(str(path), table_name=path.stem)
+    return backend
 
 
-def _read_csv(backend: Any, path: Path) -> None:
-    """Every column as text, by the names of the first line: types guessed from rows would tell about rows.
+def csv_backend(path: Path, form: FileFormat | None = None) -> Any:
+    """A DuckDB backend with a CSV file as its one table, called by the file's stem; every column is text.
 
-    Lines that do not have as many fields as the first are dropped. A file is private as it is parsed: a stray quote
-    that swallows other people's lines is the owner's to mend, and so are bytes that are no UTF-8 and lone carriage
-    returns, at which DuckDB fails whatever is asked.
+    Types guessed from rows would tell about rows. `form` says how the file is written; without it, its schema or its
+    first line does.
+
+    Raises:
+        InvalidArgument: the file is not there, or its line of column names is not as it should be.
     """
-    with path.open("rb") as file:
-        names = next(csv.reader([file.readline().decode("utf-8", "replace")]), [])
-    if not names or len({name.casefold() for name in names}) != len(names) or not all(names):
-        raise InvalidArgument(f"{path.name}: want a first line of different column names")
-    options = {"header": True, "auto_detect": False, "delim": ",", "quote": '"', "escape": '"', "ignore_errors": True}
-    columns = dict.fromkeys(names, "VARCHAR")
-    backend.read_csv(str(path), table_name=path.stem, columns=columns, **options)
+    if not path.is_file():
+        raise InvalidArgument(f"{check.shown(str(path))}: no such file; want one that is there")
+    backend = ibis.duckdb.connect()
+    backend.con.register(path.stem, CsvFile(path, form))
+    return backend
 
 
 def _known() -> str:
