@@ -19,6 +19,8 @@ LARGEST_DELTA = 1e-4
 """Beyond it a guarantee for people whose number is not public is called weak."""
 LONGEST_TEXT = 10_000
 """The most characters of a text for people."""
+MODERATE = (1e-12, 1e12)
+"""What clipping bounds and their like may be: beyond, single precision has no numbers for what is made of them."""
 
 _SHOWN = 100
 _UNSEEN = frozenset(  # printable to Python, but nothing is seen: fillers, selectors and joiners (Default_Ignorable)
@@ -103,6 +105,14 @@ def positive(name: str, value: Any, hint: str = "") -> float:
     if not 0 < result < math.inf:
         raise refuse(name, value, "> 0 and finite", hint)
     return result
+
+
+def moderate(name: str, value: Any, hint: str = "") -> float:
+    """A positive number that single precision can still compute with."""
+    (least, most), found = MODERATE, positive(name, value, hint)
+    if not least <= found <= most:
+        raise refuse(name, value, f"between {least:g} and {most:g}", hint)
+    return found
 
 
 def not_negative(name: str, value: Any, hint: str = "") -> float:

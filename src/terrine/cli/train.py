@@ -136,11 +136,14 @@ def predict(
     encoding: Encoding = None,
     separator: Separator = None,
     text_model: TextModel = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Classes of new rows, or numbers, as CSV. Predicting costs no privacy."""
     from terrine import pipeline, tables
     from terrine.pipeline import predicting
 
+    if out is not None:
+        _may_be_written(out, table, force)
     model = pipeline.load(run)
     encoder = None if text_model is None else tables.load_encoder(text_model)
     if table.endswith(".npy"):
@@ -155,6 +158,25 @@ def predict(
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(lines)
+
+
+def _may_be_written(out: Path, table: str, force: bool) -> None:
+    """Refuse to write over the rows, and over another file unless that was said.
+
+    Raises:
+        InvalidArgument: something is there, or no folder for it.
+    """
+    if not out.parent.is_dir():
+        raise InvalidArgument(f"--out {out}: there is no folder {out.parent}; want one that is there")
+    if not out.exists():
+        return
+    from terrine import tables
+
+    read = tables.sources.split(table)[0]
+    if read.exists() and out.samefile(read):
+        raise InvalidArgument(f"--out {out}: is the table itself; want another name")
+    if not force:
+        raise InvalidArgument(f"--out {out}: is there already; want --force to write over it, or another name")
 
 
 @contextlib.contextmanager

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from terrine.sgd import Banded, CyclicPoisson, FixedOrder
 
 _FOUND_BY_THE_PLAN: Any = None
-_LEAST, _MOST = 1e-12, 1e12
-"""What bounds may be: beyond, single precision has no numbers for what is clipped to them."""
 _LONGEST = 2**32
 _NOISE = Search(low=0.05, high=1e4, start=1.0, private_end_is_high=True)
 
@@ -53,13 +51,14 @@ class AdaptiveClipping:
 
     def __post_init__(self) -> None:
         for name in ("initial", "learning_rate", "weight"):
-            object.__setattr__(self, name, _moderate(name, getattr(self, name)))
+            object.__setattr__(self, name, check.moderate(name, getattr(self, name)))
         object.__setattr__(self, "quantile", check.open_unit("quantile", self.quantile))
 
     def following(self, bound: float, share: float) -> float:
         """The next bound, after a noisy `share` of the clients was within the present one."""
         exponent = -self.learning_rate * (min(max(share, 0.0), 1.0) - self.quantile)
-        return min(max(bound * math.exp(min(max(exponent, -100.0), 100.0)), _LEAST), _MOST)
+        least, most = check.MODERATE
+        return min(max(bound * math.exp(min(max(exponent, -100.0), 100.0)), least), most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,7 @@ class Plan:
         if self.per_round > self.clients:
             raise check.refuse("per_round", self.per_round, f"at most clients={self.clients}")
         if not isinstance(self.clip, AdaptiveClipping):
-            settle(self, "clip", _moderate("clip", self.clip, "or federated.AdaptiveClipping(...)"))
+            settle(self, "clip", check.moderate("clip", self.clip, "or federated.AdaptiveClipping(...)"))
         self._check_kinds()
         self.sums.check(self.per_round)
         self._settle_correlated()
@@ -288,10 +287,3 @@ class Plan:
 
 def _left_out(value: Any) -> bool:
     return value is None
-
-
-def _moderate(name: str, value: float, hint: str = "") -> float:
-    found = check.positive(name, value, hint)
-    if not _LEAST <= found <= _MOST:
-        raise check.refuse(name, value, f"between {_LEAST:g} and {_MOST:g}", hint)
-    return found
