@@ -75,12 +75,15 @@ class RequestBounds:
         if not told.isdigit() or int(told) > self._body:
             await self._refuse(send)
             return
-        arrived, begun = 0, False
+        arrived, whole, begun = 0, False, False
 
         async def bounded() -> Any:
-            nonlocal arrived
+            nonlocal arrived, whole
             message = await receive()
+            if message["type"] == "http.disconnect" and not whole:
+                raise _Gone
             arrived += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
             if arrived > self._body:
                 raise _TooLarge
             return message
@@ -100,6 +103,8 @@ class RequestBounds:
             if begun:
                 raise
             await self._refuse(send)
+        except _Gone:
+            pass  # nobody is there to be answered, and nothing was asked
 
     async def _refuse(self, send: Any) -> None:
         body = json.dumps({"error": f"the body is larger than {self._body} bytes"}).encode()
@@ -110,3 +115,7 @@ class RequestBounds:
 
 class _TooLarge(BaseException):
     """Passes by every handler: a body that is too large is nobody's to answer."""
+
+
+class _Gone(BaseException):
+    """Passes by every handler: whoever sent half a body has left."""
