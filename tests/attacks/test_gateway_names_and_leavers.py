@@ -1,4 +1,4 @@
-"""Who walks round "one name, one role" by the case of letters, and who leaves the gateway in the middle of a sentence."""
+"""Names that differ in case alone, requests that end half-way, and two interrupts of the server."""
 
 import asyncio
 import os
@@ -35,9 +35,19 @@ def test_half_a_body_and_goodbye_leaves_no_word_in_the_log(clinic, caplog, capfd
     ann = clinic.lend("ann")
     headers = {"host": "testserver", "content-type": f"application/{kind}", "content-length": "100"}
     headers |= {"authorization": ann.headers["authorization"]} if kind == "json" else {}
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-             "root_path": "", "scheme": "http", "http_version": "1.1", "server": ("testserver", 80),
-             "client": ("127.0.0.1", 1), "headers": [(name.encode(), one.encode()) for name, one in headers.items()]}  # fmt: skip
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "http_version": "1.1",
+        "server": ("testserver", 80),
+        "client": ("127.0.0.1", 1),
+        "headers": [(name.encode(), one.encode()) for name, one in headers.items()],
+    }
     arriving = [{"type": "http.request", "body": b"tok", "more_body": True}, {"type": "http.disconnect"}]
     sent = []
 
