@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from terrine import files
-from terrine.cli.charging import AccountName, By, LedgerUrl, Purpose, Weak, charging
+from terrine.cli.charging import NOWHERE, AccountName, By, LedgerUrl, Purpose, Weak, charging
 from terrine.cli.interrupted import explained
 from terrine.cli.progress import counted
 from terrine.cli.schema import Encoding, Separator, TableName, TextModel
@@ -106,15 +106,17 @@ def train(
             folder = pipeline.train(
                 settings, out, **charged.told, head=charged.head(quiet=as_json),
                 progress=functools.partial(counted, quiet=as_json), quiet=as_json, sign=sign,
-                said=functools.partial(_forewarned, quiet=as_json),
+                said=functools.partial(_forewarned, quiet=as_json, counted=charged.account is not None),
             )  # fmt: skip
         if not finished or not folder.has("report.html"):
             write_report(folder)
         summarise(folder, finished, as_json)
 
 
-def _forewarned(plan: RunPlan, quiet: bool) -> None:
-    """Say before the training that no accuracy will be printed, and what would help."""
+def _forewarned(plan: RunPlan, quiet: bool, counted: bool) -> None:
+    """Say before the training that it is counted nowhere, or that no accuracy will be printed, and what would help."""
+    if not counted and not quiet:
+        typer.echo(f"{NOWHERE} this run to a budget", err=True)
     if plan.unmeasured and not quiet:
         within = plan.settings.accuracy_within or 2.0
         typer.echo(

@@ -41,9 +41,9 @@ class CsvFile:
         InvalidArgument: there is no such file, or it has no line of column names that engines can tell apart.
     """
 
-    def __init__(self, path: Path, form: FileFormat | None = None) -> None:
+    def __init__(self, path: Path, *, encoding: str | None = None, separator: str | None = None) -> None:
         head = delimited.first_bytes(path)
-        self._path, self._form = path, _settled(path, head, form)
+        self._path, self._form = path, _settled(path, head, encoding, separator)
         self._top = delimited.header_of(path, self._form)
         self._start = _end_of(self._top, head, path)
         _must_differ(self._top.names, path)
@@ -138,19 +138,18 @@ def _closing(held: bytes, at: int, stop: int, separator: bytes) -> int:
     return place if place >= 0 and closed else -1
 
 
-def _settled(path: Path, head: bytes, form: FileFormat | None) -> FileFormat:
+def _settled(path: Path, head: bytes, encoding: str | None, separator: str | None) -> FileFormat:
     """How the file is written: as told, as its schema says, or as its first bytes and line of column names tell."""
-    beside = schema_path(path)
-    if form is None and beside.is_file():
-        form = Schema.load(beside).file
-        if form is not None and not form.confirmed:
-            raise InvalidArgument(f"{beside}: the encoding waits for a confirmation; want it confirmed, or --encoding")
-    mark = marked(head)
-    form = form or FileFormat(mark or "utf-8")
-    for encoding in {mark or form.encoding, form.encoding}:
-        if not FileFormat(encoding).by_cell:
+    mark, beside = marked(head), schema_path(path)
+    known = Schema.load(beside).file if beside.is_file() else None
+    if known is not None and encoding is None and not known.confirmed:
+        raise InvalidArgument(f"{beside}: the encoding waits for a confirmation; want it confirmed, or --encoding")
+    known = known or FileFormat(mark or "utf-8")
+    form = FileFormat(encoding or known.encoding, separator or known.separator)
+    for one in (form, FileFormat(mark or form.encoding)):
+        if not one.by_cell:
             raise InvalidArgument(
-                f"{path}: is written in {encoding}, in which one row's bytes could change how others are read; "
+                f"{path}: is written in {one.encoding}, in which one row's bytes could change how others are read; "
                 "want it saved as UTF-8"
             )
     return form

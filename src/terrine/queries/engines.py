@@ -18,7 +18,6 @@ import pyarrow as pa
 from terrine import check
 from terrine.errors import EngineFailed, InvalidArgument, MissingExtra
 from terrine.queries.csv_files import CsvFile
-from terrine.tables import FileFormat
 
 log = logging.getLogger(__name__)
 _FILES = {".parquet", ".pq", ".csv"}
@@ -168,8 +167,9 @@ def _opened(where: str) -> Any:
         wanted = f"a file that ends in {', '.join(sorted(_FILES | _DATABASES))}, or postgresql://..."
         raise check.refuse("connection", where, wanted)
     if suffix in _DATABASES:
-        return _tried(where, lambda: ibis.duckdb.connect(str(path), read_only=True))
-    return csv_backend(path) if suffix == ".csv" else _tried(where, lambda: _parquet_backend(path))
+        wanted = "a DuckDB file that nothing else has open for writing"
+        return _tried(where, lambda: ibis.duckdb.connect(str(path), read_only=True), wanted)
+    return csv_backend(path) if suffix == ".csv" else _tried(where, lambda: _parquet_backend(path), "a Parquet file")
 
 
 def _postgres(url: str) -> Any:
@@ -177,15 +177,15 @@ def _postgres(url: str) -> Any:
         import psycopg  # noqa: F401
     except ImportError:
         raise MissingExtra("psycopg", extra="postgres") from None
-    return _tried(url.split("@")[-1], lambda: ibis.connect(url))
+    return _tried(url.split("@")[-1], lambda: ibis.connect(url), "a server that answers, and a login that it knows")
 
 
-def _tried(where: str, connect: Any) -> Any:
+def _tried(where: str, connect: Any, wanted: str) -> Any:
     try:
         return connect()
     except Exception as error:
         kind = type(error).__name__
-    raise InvalidArgument(f"{check.shown(where)}: could not be opened ({kind}); want a file or a server that answers")
+    raise InvalidArgument(f"{check.shown(where)}: could not be opened ({kind}); want {wanted}")
 
 
 def _parquet_backend(path: Path) -> Any:
@@ -194,11 +194,11 @@ def _parquet_backend(path: Path) -> Any:
     return backend
 
 
-def csv_backend(path: Path, form: FileFormat | None = None) -> Any:
+def csv_backend(path: Path, *, encoding: str | None = None, separator: str | None = None) -> Any:
     """A DuckDB backend with a CSV file as its one table, called by the file's stem; every column is text.
 
-    Types guessed from rows would tell about rows. `form` says how the file is written; without it, its schema or its
-    first line does.
+    Types guessed from rows would tell about rows. What is not said of how the file is written, the schema beside it or
+    its first line tells.
 
     Raises:
         InvalidArgument: the file is not there, or its line of column names is not as it should be.
@@ -206,7 +206,7 @@ def csv_backend(path: Path, form: FileFormat | None = None) -> Any:
     if not path.is_file():
         raise InvalidArgument(f"{check.shown(str(path))}: no such file; want one that is there")
     backend = ibis.duckdb.connect()
-    backend.con.register(path.stem, CsvFile(path, form))
+    backend.con.register(path.stem, CsvFile(path, encoding=encoding, separator=separator))
     return backend
 
 
