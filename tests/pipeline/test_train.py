@@ -24,6 +24,7 @@ def test_a_table_becomes_a_model_with_its_claim(run, table, tmp_path):
     out = tmp_path / "run"
     result = run("train", "people.csv", "--label", "ill", "--epsilon", 8, "--accuracy-within", 20, "--out", out)
     assert result.exit_code == 0, result.said
+    assert "counted nowhere: --ledger and --account would charge this run to a budget" in result.output
     claim = json.loads((out / "privacy.json").read_text())
     event = from_json(json.dumps(claim["events"]))
     assert claim["epsilon"] <= 8

@@ -75,18 +75,7 @@ class RequestBounds:
         if not told.isdigit() or int(told) > self._body:
             await self._refuse(send)
             return
-        arrived, whole, begun = 0, False, False
-
-        async def bounded() -> Any:
-            nonlocal arrived, whole
-            message = await receive()
-            if message["type"] == "http.disconnect" and not whole:
-                raise _Gone
-            arrived += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if arrived > self._body:
-                raise _TooLarge
-            return message
+        begun = False
 
         async def headed(message: Any) -> None:
             nonlocal begun
@@ -98,7 +87,7 @@ class RequestBounds:
             await send(message)
 
         try:
-            await self._app(scope, bounded, headed)
+            await self._app(scope, _Arriving(scope, receive, self._body), headed)
         except _TooLarge:
             if begun:
                 raise
@@ -111,6 +100,25 @@ class RequestBounds:
         headers = [(b"content-type", b"application/json"), (b"connection", b"close"), *self._headers]
         await send({"type": "http.response.start", "status": 413, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+class _Arriving:
+    """What arrives of one request, as long as it is not too large and its sender stays."""
+
+    def __init__(self, scope: Any, receive: Any, most: int) -> None:
+        self._receive, self._left = receive, most
+        told = dict(scope["headers"])
+        self._whole = told.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in told
+
+    async def __call__(self) -> Any:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._whole:
+            raise _Gone
+        self._left -= len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
+        if self._left < 0:
+            raise _TooLarge
+        return message
 
 
 class _TooLarge(BaseException):
