@@ -108,7 +108,7 @@ def positive(name: str, value: Any, hint: str = "") -> float:
 
 
 def moderate(name: str, value: Any, hint: str = "") -> float:
-    """A positive number that single precision can still compute with."""
+    """A number above 0 that single precision holds with room to spare, its reciprocal and square too."""
     (least, most), found = MODERATE, positive(name, value, hint)
     if not least <= found <= most:
         raise refuse(name, value, f"between {least:g} and {most:g}", hint)

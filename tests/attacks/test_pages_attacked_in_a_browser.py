@@ -5,12 +5,13 @@ import threading
 
 import pytest
 
+from tests import chromium
 from tests.gateway import clinic as made
 from tests.gateway.clinic import VISITS, done
-from tests.gateway.pages_in_chromium import ARGUMENTS, CHROMIUM, serving
+from tests.gateway.pages_in_chromium import serving
 
 playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium")]
+pytestmark = [pytest.mark.slow, chromium.wanted]
 HOSTILE = """"'></textarea></code><script>alert(1)</script><img src=x onerror=alert(2)><svg onload=alert(3)>{{7*7}}"""
 
 
@@ -24,14 +25,14 @@ def world(tmp_path):
     told = {"sql": sql, "epsilon": 0.1, "purpose": HOSTILE, "reason": HOSTILE}
     found.request = done(found.client("ann").post("/datasets/visits/ask", json=told))["request"]
     with serving(found.app) as found.address, playwright.sync_playwright() as started:
-        found.chromium = started.chromium.launch(executable_path=str(CHROMIUM), args=list(ARGUMENTS))
+        found.browser = started.chromium.launch(executable_path=chromium.CHROMIUM, args=list(chromium.FLAGS))
         yield found
-        found.chromium.close()
+        found.browser.close()
     found.close()
 
 
 def logged_in(world, name):
-    page = world.chromium.new_context().new_page()
+    page = world.browser.new_context().new_page()
     page.goto(world.address + "/login")
     page.fill("#token", world.tokens[name])
     page.press("#token", "Enter")

@@ -25,7 +25,7 @@ def test_norms_and_factors(n, parts, scale, bound):
         torch.testing.assert_close(factor.double(), (bound / wanted).clamp(max=1.0) * scale, rtol=1e-5, atol=0.0)
 
 
-@pytest.mark.parametrize("bound", [1.0, math.inf, 1e300])
+@pytest.mark.parametrize("bound", [1.0, math.inf, 1e12])
 def test_an_example_without_a_gradient_is_left_as_it_is(bound):
     norms, factors = clipped({"weight": torch.zeros(3)}, Flat(bound), 2.0)
     assert norms.tolist() == [0.0] * 3

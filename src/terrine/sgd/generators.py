@@ -1,8 +1,11 @@
 """The global generators that dropout and augmentations draw from: torch's, numpy's and Python's.
 
-A run that is kept seeds them anew for every piece of every lot, from its key, the step and the process. What a step
-draws is then the same whenever it is repeated, whatever was drawn before it: a repeated step has its old noise, so it
-must have its old gradient too, or the difference of the two would be free of noise.
+A run seeds them anew for every piece of every lot, from its key, the step and the process. So nobody knows them: an
+example that is taken out of a lot moves the draws of all behind it, which tells nothing as long as each is as likely as
+any other, and everything if they come from a seed at the top of a script. After its step a loop has its own state back,
+so that nothing else that is drawn, or saved, tells about a lot's draws. And what a step draws is the same whenever it
+is repeated, whatever was drawn before it: a repeated step has its old noise, so it must have its old gradient too, or
+the difference of the two would be free of noise.
 """
 
 from __future__ import annotations

@@ -19,13 +19,15 @@ from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument
 from terrine.sgd import generators
-from terrine.sgd.clipping.alone import CHECKED_EVERY, Attributes, Way, check_company, groups, together, way_of
+from terrine.sgd.clipping.alone import CHECKED_EVERY, Way, check_company, groups, together, way_of
 from terrine.sgd.clipping.microbatches import FIRST, Cost, cut_loop
 from terrine.sgd.clipping.one_by_one import Recomputed, recomputed
 from terrine.sgd.clipping.recording import Divided, Recording
+from terrine.sgd.clipping.state import ModuleState
 from terrine.sgd.clipping.summing import Clipped, ClippedSums
 from terrine.sgd.clipping.use import Unfollowed
 from terrine.sgd.isolation import LotTensor, Mixed, Rows, Total, handed, plain
+from terrine.sgd.isolation.totals import mean
 from terrine.sgd.lots import Piece
 from terrine.sgd.step import Step
 
@@ -42,7 +44,7 @@ class HandedOut:
         self.outputs: set[Any] = set()  # the autograd nodes of the model's outputs
         self.measured: Cost | None = None
         self._step = step
-        self._undo: float | None = None  # of the loss that went backward
+        self._divisor: float | None = None  # of the loss that went backward
         self._running = False  # a backward pass from a total
         self._calls = 0
         self._parts: list[_Part] = []
@@ -55,7 +57,7 @@ class HandedOut:
     def forward(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The outputs of the model, whose own forward method is `original`, for every example alone."""
         call = _Call(original, *pytree.tree_flatten((args, kwargs)), self.size)
-        self._attributes = Attributes(self._modules)  # as the loop has left them
+        self._state = ModuleState(self._modules)  # as the loop has left them
         records = torch.is_grad_enabled()
         if records:
             self._calls += 1
@@ -93,7 +95,7 @@ class HandedOut:
             parts = [one for group in together for one in self._divided(call, which[group], each)]
             for unit in (which[one] for one in alone):
                 rows, own = call.rows(unit), self._step.parameters
-                found, made = recomputed(call.alone, rows, own, attributes=self._attributes, each=each)
+                found, made = recomputed(call.alone, rows, own, state=self._state, each=each)
                 parts.append((_Part(unit, each, made), found))
             return parts
 
@@ -104,7 +106,7 @@ class HandedOut:
         while not way.one_by_one:
             made = Recording(parameters, len(rows[0]), each=each, lifted=way.lifted, shielded=way.shielded)
             try:
-                return together(call.alone, rows, made, self._modules, self._attributes), made
+                return together(call.alone, rows, made, self._modules, self._state), made
             except Divided:
                 if not parameters:
                     way = Way(one_by_one=True)
@@ -113,15 +115,15 @@ class HandedOut:
             except Exception as failure:  # whatever it is: what is wrong with the model itself, one by one will say
                 way.give_way(self._step.model, failure)
                 generators.restore(before, rows[0].device)
-        return recomputed(call.alone, rows, parameters, attributes=self._attributes, each=each)
+        return recomputed(call.alone, rows, parameters, state=self._state, each=each)
 
     def _again(self, call: _Call, which: Tensor, made: Recording | Recomputed) -> Any:
         """A further forward pass of a microbatch, on the same recording."""
         if isinstance(made, Recomputed):
-            found, _ = recomputed(call.alone, call.rows(which), self._step.parameters, made, self._attributes)
+            found, _ = recomputed(call.alone, call.rows(which), self._step.parameters, made, self._state)
             return found
         try:
-            return together(call.alone, call.rows(which), made, self._modules, self._attributes)
+            return together(call.alone, call.rows(which), made, self._modules, self._state)
         except Divided as divided:
             raise InvalidArgument(
                 "a second forward pass on one lot asks its examples a question that they answer differently; want one "
@@ -175,7 +177,8 @@ class HandedOut:
             return leaf
         self.outputs.add(leaf.grad_fn)
         if call.is_loss(leaf):
-            return handed(leaf.mean(), self, Total(float(self.size), is_mean=True))
+            loss, status = mean(leaf, self.size)
+            return handed(loss, self, status)
         return handed(*call.placed(leaf, self))
 
     # -- the loss --------------------------------------------------------------------------------------
@@ -186,9 +189,9 @@ class HandedOut:
 
         Raises: InvalidArgument where they, or another one before, are of another kind.
         """
-        if len({self._undo, *(total.undo for total in totals)} - {None}) != 1:
+        if len({self._divisor, *(total.divisor for total in totals)} - {None}) != 1:
             raise InvalidArgument("backward passes of one lot from a mean and from a sum; want one kind of loss")
-        self._undo, self._running = totals[0].undo, True
+        self._divisor, self._running = totals[0].divisor, True
         try:
             yield
         finally:
@@ -215,8 +218,7 @@ class HandedOut:
             contributions, squares = made.finish()
             rule = self._step.rule
             none = torch.zeros(len(which) // each, device=next(iter(self._step.parameters.values())).device)
-            scale = (1.0 if self._undo is None else self._undo) / each
-            self._norms[place] = self._sums.add(contributions, squares, rule, scale) if squares else none
+            self._norms[place] = self._sums.add(contributions, squares, rule, 1 / each) if squares else none
 
     def clipped(self) -> Clipped:
         """The clipped sum of the whole piece."""

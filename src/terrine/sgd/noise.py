@@ -21,10 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from terrine import check
+from terrine.errors import OutOfOrder
 from terrine.sgd.normal_values import add_normal
 from terrine.sgd.random_words import Keystream, keystream
 
 _CPU = torch.device("cpu")
+_SMALLEST = 2.0**-80
 
 
 class Purpose(enum.IntEnum):
@@ -42,17 +45,26 @@ class Purpose(enum.IntEnum):
 
 
 def grid_of(deviation: float) -> float:
-    """The public grid for noise of this deviation: a power of two, 2^-10 of it or a little less."""
+    """The public grid for noise of this deviation: a power of two, 2^-10 of it or a little less.
+
+    Raises:
+        InvalidArgument: sums in units of the grid would leave single precision, and the noise would not hide them.
+    """
+    if not _SMALLEST <= deviation <= 1 / _SMALLEST:
+        raise check.refuse("noise", deviation, f"a deviation between {_SMALLEST:g} and {1 / _SMALLEST:g}")
     return 2.0 ** (math.floor(math.log2(deviation)) - 10)
 
 
 class Key:
-    """The secret that all randomness of one run comes from."""
+    """The secret that all randomness of one run comes from.
+
+    It belongs to the process that made it: a fork of a run would take its steps with the same noise.
+    """
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) != 32:
             raise ValueError(f"a key of {len(secret)} bytes: want 32")
-        self.secret = secret
+        self.secret, self._process = secret, os.getpid()
 
     @classmethod
     def fresh(cls) -> Key:
@@ -65,7 +77,13 @@ class Key:
         return cls(hashlib.sha256(b"terrine seeded run %d" % seed).digest())
 
     def draw(self, purpose: Purpose, step: int, part: int = 0) -> Draw:
-        """The keystream of one address; parts have keystreams of their own."""
+        """The keystream of one address; parts have keystreams of their own.
+
+        Raises:
+            OutOfOrder: this is a fork of the process that the run belongs to.
+        """
+        if os.getpid() != self._process:
+            raise OutOfOrder("a private run was forked, and its noise must not be used twice; want it in one process")
         return Draw(self.secret, purpose, step, part)
 
     def __repr__(self) -> str:

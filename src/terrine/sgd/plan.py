@@ -245,12 +245,14 @@ class Plan:
             warnings.warn(f"a weak guarantee: {words}", WeakGuarantee, stacklevel=4)
 
     def _check_clip(self) -> None:
-        clip, wanted = self.clip, "> 0, or a clipping rule such as sgd.PerLayer"
-        if isinstance(clip, Adaptive) or (hasattr(clip, "factors") and hasattr(clip, "bound")):
-            if self.clip_stages != CONSTANT and not isinstance(clip, Flat):
-                raise check.refuse("clip_stages", self.clip_stages, "none beside this clipping rule")
-        elif check.number("clip", clip, wanted) <= 0:
-            raise check.refuse("clip", clip, wanted)
+        clip, is_rule = self.clip, hasattr(self.clip, "factors") and hasattr(self.clip, "bound")
+        if self.clip_stages != CONSTANT and (isinstance(clip, Adaptive) or (is_rule and not isinstance(clip, Flat))):
+            raise check.refuse("clip_stages", self.clip_stages, "none beside this clipping rule")
+        if not is_rule and not isinstance(clip, Adaptive):
+            check.number("clip", clip, "a number, or a clipping rule such as sgd.PerLayer")
+        if math.isfinite(self.first_bound):
+            for factor in self.clip_stages.factors:
+                check.moderate("clip", self.first_bound / self.clip_stages.factors[0] * factor)
 
     def _settled_steps(self) -> int:
         planned = None
@@ -278,6 +280,8 @@ class Plan:
     def _settled_noise(self) -> float:
         if not _left_out(self.noise):
             noise = check.not_negative("noise", self.noise, "terrine.accounting.calibrate chooses it")
+            for factor in self.noise_stages.factors if noise else ():
+                check.moderate("noise", noise * factor)
             self._check_given(noise)
             return noise
         assert self.budget is not None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -204,8 +205,13 @@ class Lots:
                 f"lots: all {run.step.limit} steps of the plan were taken in a loop over them; want one loop, whose "
                 "lots are those of all epochs"
             )
-        loop = run.enter()
-        ahead: deque[tuple[Piece, bool, bytes | None]] = deque()  # workers read further lots while one is in use
+        with ExitStack() as lent:
+            yield from self._lots(run, plan, lent)
+
+    def _lots(self, run: PrivateRun, plan: Plan, lent: ExitStack) -> Iterator[Any]:
+        """The lots; `lent` holds the loop's own state of the global generators while one is out."""
+        loop = run.enter(lent)
+        ahead: deque[tuple[Piece, bool, bytes]] = deque()  # workers read further lots while one is in use
 
         def asked() -> Iterator[Asked]:
             for step in range(run.step.taken, run.step.limit):
@@ -215,7 +221,11 @@ class Lots:
                     ahead.append((piece, place == 0, self._seed(Purpose.TRAINING, step, place)))
                     yield part, self._seed(Purpose.READING, step, place)
 
-        for batch in self._source.seeded(asked()):
+        batches = self._source.seeded(asked())
+        while True:
+            lent.enter_context(generators.untouched())
+            if (batch := next(batches, None)) is None:
+                break
             piece, first, seed = ahead.popleft()
             generators.seed(seed)
             yield run.begin(batch, piece, first=first)
@@ -223,10 +233,8 @@ class Lots:
             run.finish()
         run.done()
 
-    def _seed(self, purpose: Purpose, step: int, place: int) -> bytes | None:
-        """What the global generators begin a piece with: where the run is kept, and always in workers."""
-        if self.run.checkpoint is None and not (purpose is Purpose.READING and self._source.workers):
-            return None
+    def _seed(self, purpose: Purpose, step: int, place: int) -> bytes:
+        """What the global generators begin a piece with, before it is read and before it is trained on."""
         rank, world = distributed.share()
         return self.run.step.key.draw(purpose, step).seed(place * world + rank)
 

@@ -11,6 +11,7 @@ A step without a lot, a second one, or one after the plan's last is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -56,14 +57,18 @@ class PrivateRun:
         self._target: Any = None
         self._measured: tuple[float, float] | None = None
         self._leaked: set[str] = set()
+        self._lent = ExitStack()
         self._hooks: list[Any] = [optimizer.register_step_pre_hook(self._before_step)]
+        optimizer.register_step_post_hook(self._after_step)
         if watch:
             step.model.forward = _Forward(self, step.model)
             for name, parameter in step.parameters.items():
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._leak(name)))
 
-    def enter(self) -> object:
+    def enter(self, lent: ExitStack) -> object:
         """A loop over the lots begins, and ends any other; a lot that was not stepped on is used up.
+
+        Once a step is taken, `lent` is closed, which gives the loop its own random numbers back.
 
         Raises:
             OutOfOrder: the run was closed.
@@ -72,7 +77,8 @@ class PrivateRun:
             raise OutOfOrder(f"lots: {self._closed}; want a run of its own, by make_private")
         self.step.skip()
         self._lot = None
-        self._loop = object()
+        self._lent.close()
+        self._lent, self._loop = lent, object()
         return self._loop
 
     def check(self, loop: object) -> None:
@@ -114,6 +120,7 @@ class PrivateRun:
         if self._last:
             self.step.skip()
         self._lot = self._target = None
+        self._lent.close()
         if self.checkpoint is not None:
             self.checkpoint.after_step(self)
 
@@ -206,9 +213,11 @@ class PrivateRun:
             return criterion(*pytree.tree_unflatten(lot, nesting))
 
         rows = [plain(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        modules = tuple(criterion.modules()) if isinstance(criterion, nn.Module) else ()
         if self.step.taken % CHECKED_EVERY == 0:
-            check_company(both, lambda *row: both([one.unsqueeze(0) for one in row]), [row.detach() for row in rows])
-        return each_alone(lambda *row: both(row).sum(), rows).sum()
+            alone = [row.detach() for row in rows]
+            check_company(both, lambda *row: both([one.unsqueeze(0) for one in row]), alone, modules)
+        return each_alone(lambda *row: both(row).sum(), rows, modules).sum()
 
     # -- the optimizer ---------------------------------------------------------------------------------
 
@@ -238,6 +247,10 @@ class PrivateRun:
                 self._leave()
         else:
             self.step.withhold()
+
+    def _after_step(self, *_: Any) -> None:
+        if self._last:
+            self._lent.close()
 
 
 class _Forward:

@@ -53,11 +53,11 @@ class Adaptive:
     noise: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "initial", check.positive("initial", self.initial))
+        object.__setattr__(self, "initial", check.moderate("initial", self.initial))
         object.__setattr__(self, "quantile", check.open_unit("quantile", self.quantile))
         object.__setattr__(self, "learning_rate", check.positive("learning_rate", self.learning_rate))
         if self.noise is not None:
-            object.__setattr__(self, "noise", check.positive("noise", self.noise))
+            object.__setattr__(self, "noise", check.moderate("noise", self.noise))
 
     def count_noise(self, lot: int) -> float:
         """The noise multiplier of the count for lots of this size."""
@@ -66,4 +66,4 @@ class Adaptive:
     def following(self, bound: float, fraction: float) -> float:
         """The next bound, after a noisy `fraction` of the examples was within the present one."""
         exponent = -self.learning_rate * (min(max(fraction, 0.0), 1.0) - self.quantile)
-        return min(max(bound * math.exp(exponent), 1e-20), 1e20)
+        return min(max(bound * math.exp(exponent), 1e-12), 1e12)

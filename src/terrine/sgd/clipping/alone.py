@@ -28,6 +28,7 @@ from terrine.sgd import generators
 from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.clipping.microbatches import Cost
 from terrine.sgd.clipping.recording import Divided, Recording
+from terrine.sgd.clipping.state import ModuleState
 
 log = logging.getLogger("terrine.sgd")
 
@@ -72,51 +73,12 @@ CHECKED_EVERY = 100  # steps: how often two examples are tried together
 _CHECKPOINTED = "terrine: saved tensors are recomputed"
 
 
-class Attributes:
-    """The numbers and flags that a model's modules hold as attributes: every microbatch of a lot begins with the same.
-
-    A counter goes on from lot to lot; what was changed after Python had read something of an example is refused.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._before = [(module, _plain_attributes(module)) for module in modules]
-
-    def restore(self) -> None:
-        """Put them back as they were when the lot began."""
-        for module, before in self._before:
-            for name in _plain_attributes(module).keys() - before.keys():
-                del vars(module)[name]
-            vars(module).update(before)
-
-    def check(self, recording: Recording) -> None:
-        """Refuse a forward pass that keeps what an example said.
-
-        Raises: InvalidArgument
-        """
-        if not recording.asked:
-            return
-        for module, before in self._before:
-            if _plain_attributes(module) != before:
-                self.restore()
-                raise InvalidArgument(
-                    f"{type(module).__name__}: an attribute is changed in a forward pass that reads numbers of its "
-                    "examples (item(), if), so those of an earlier lot could meet later ones; want none kept"
-                )
-
-
-def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if type(value) in _PLAIN and name != "training"}
-
-
-_PLAIN = (int, float, bool, str, type(None))
-
-
 def together(
     function: Callable[..., Any],
     rows: Sequence[Tensor],
     recording: Recording,
     modules: Sequence[nn.Module] = (),
-    attributes: Attributes | None = None,
+    state: ModuleState | None = None,
 ) -> Outputs:
     """`function` of every example's rows, under vmap.
 
@@ -126,8 +88,9 @@ def together(
     """
     kept: list[Outputs] = []
     before = [_held(module) for module in modules]
-    if attributes is not None:
-        attributes.restore()
+    if state is not None:
+        state.restore()
+        recording.state = state
 
     def one(marker: Tensor, *row: Tensor) -> tuple[Tensor, ...]:
         recording.begin(marker, row)
@@ -143,15 +106,15 @@ def together(
     else:
         with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED):
             found = torch.vmap(one, randomness="different")(marker, *rows)
-    if attributes is not None:
-        attributes.check(recording)
+    if state is not None:
+        state.check(recording.asked)
     (leaves, nesting), made = kept[0], iter(found)
     return [next(made) if isinstance(leaf, Tensor) else leaf for leaf in leaves], nesting
 
 
 def _held(module: nn.Module) -> list[Any]:
-    """The tensors that a module's attributes hold, other than its parameters and buffers."""
-    return [tensor for name, value in vars(module).items() if name not in _OWN for tensor in tensors((value,))]
+    """The tensors that a module holds itself."""
+    return [tensor for name, value in vars(module).items() if name not in _OTHERS for tensor in tensors((value,))]
 
 
 def _refuse_kept(modules: Sequence[nn.Module], before: list[list[Any]], recording: Recording) -> None:
@@ -165,7 +128,7 @@ def _refuse_kept(modules: Sequence[nn.Module], before: list[list[Any]], recordin
             )
 
 
-_OWN = frozenset(vars(nn.Module()))  # what every module has
+_OTHERS = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}  # what every module has, of other modules
 
 
 def groups(answers: Sequence[Any], each: int = 1) -> tuple[list[Tensor], list[Tensor]]:
@@ -187,26 +150,31 @@ def groups(answers: Sequence[Any], each: int = 1) -> tuple[list[Tensor], list[Te
     return [torch.cat(units) for units in found.values()], alone
 
 
-def each_alone(function: Callable[..., Tensor], rows: Sequence[Tensor]) -> Tensor:
+def each_alone(function: Callable[..., Tensor], rows: Sequence[Tensor], modules: Sequence[nn.Module] = ()) -> Tensor:
     """`function` of every example's rows as lots of one, examples first; one after the other where vmap cannot."""
-    before = generators.states(rows[0].device)
+    before, state = generators.states(rows[0].device), ModuleState(modules)
     try:
-        found, _ = together(
-            lambda *row: function(*(one.unsqueeze(0) for one in row)), rows, Recording({}, len(rows[0]))
-        )
+        alone = Recording({}, len(rows[0]))
+        found, _ = together(lambda *row: function(*(one.unsqueeze(0) for one in row)), rows, alone, modules, state)
         return found[0]  # type: ignore[no-any-return]
     except TerrineError:
         raise
     except Exception:  # whatever vmap cannot do
         generators.restore(before, rows[0].device)
-        return torch.stack([_one_alone(function, [row[i : i + 1] for row in rows]) for i in range(len(rows[0]))])
+        apart = [[row[i : i + 1] for row in rows] for i in range(len(rows[0]))]
+        return torch.stack([one_alone(function, row, state) for row in apart])
 
 
-def _one_alone(function: Callable[..., Tensor], row: list[Tensor]) -> Tensor:
+def one_alone(function: Callable[..., Any], row: Sequence[Tensor], state: ModuleState) -> Any:
+    """`function` of one example's row, without vmap."""
     watch = Recording({}, 1)
     watch.begin(None, row)
+    state.restore()
+    watch.state = state
     with watch:
-        return function(*row)
+        found = function(*row)
+    state.check(watch.asked)
+    return found
 
 
 def check_company(
@@ -227,16 +195,16 @@ def check_company(
     given = [row[pair] for row in rows]
     before = generators.states(rows[0].device)
     watch = Recording({}, 1, still=True)
-    attributes = Attributes(modules)
+    state = ModuleState(modules)
     try:
         calls = [(whole, given), *((lambda row: alone(*row), [row[i] for row in given]) for i in (0, 1))]
-        found = [_leaves(watch, function, lot, attributes) for function, lot in calls]
+        found = [_leaves(watch, function, lot, state) for function, lot in calls]
     except TerrineError:
         raise
     except Exception:  # a model that cannot take two examples has none to mix
         return
     finally:
-        attributes.restore()
+        state.restore()
         generators.restore(before, rows[0].device)
     numbers = [one for one in (*given, *found[0]) if one.is_floating_point()]
     rounding = max((_reach(one) * 1e3 * torch.finfo(one.dtype).eps for one in numbers), default=0.0)
@@ -255,10 +223,11 @@ def check_company(
 
 
 def _leaves(
-    watch: Recording, function: Callable[[list[Tensor]], Any], given: list[Tensor], attributes: Attributes
+    watch: Recording, function: Callable[[list[Tensor]], Any], given: list[Tensor], state: ModuleState
 ) -> list[Tensor]:
     """The floating-point tensors that a function of a lot returns; every call begins with the same generators."""
-    attributes.restore()
+    state.restore()
+    watch.state = state
     given = [one.clone() for one in given]  # which it may write to
     watch.begin(None, given)
     before = generators.states(given[0].device)

@@ -22,12 +22,13 @@ from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.sgd import generators
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
-from terrine.sgd.clipping.alone import CHECKED_EVERY, Attributes, Way, check_company, groups, together, way_of
+from terrine.sgd.clipping.alone import CHECKED_EVERY, Way, check_company, groups, one_alone, together, way_of
 from terrine.sgd.clipping.examples import Criterion, Lot, bags, call, check_rows, count, trained, unwatched
 from terrine.sgd.clipping.microbatches import FIRST, Cost, cut
 from terrine.sgd.clipping.one_by_one import gradients
 from terrine.sgd.clipping.policy import ClippingRule, as_rule, refuse_strange
 from terrine.sgd.clipping.recording import Divided, Recording
+from terrine.sgd.clipping.state import ModuleState
 from terrine.sgd.clipping.summing import Clipped, ClippedSums
 from terrine.sgd.clipping.use import ANCHOR, Unfollowed
 from terrine.sgd.mixing_layers import validate
@@ -69,8 +70,8 @@ def clipped_sum(
         return Clipped(sums.totals(), torch.zeros(size if people is None else len(people), device=home))
     work = _Work(model, criterion, parameters, rule, sums, way_of(model), *pytree.tree_flatten((x, y)))
     room = math.inf if memory is None else check.positive("memory", memory)
-    work.modules = tuple(model.modules())
-    work.attributes = Attributes(work.modules)
+    work.modules = (*model.modules(), *(criterion.modules() if isinstance(criterion, nn.Module) else ()))
+    work.state = ModuleState(work.modules)
     if raw:
         norms = work.bags(raw)
         return Clipped(sums.totals(), norms)
@@ -99,7 +100,7 @@ class _Work:
     nesting: Any
     cost: Cost = (0.0, 0.0)  # of one example in the last microbatch
     modules: tuple[nn.Module, ...] = ()
-    attributes: Attributes = field(default_factory=lambda: Attributes(()))
+    state: ModuleState = field(default_factory=ModuleState)
     whole: int = 0  # how many of the first tensors are an example's as they are, without a dimension of examples
 
     def check_company(self) -> None:
@@ -178,7 +179,7 @@ class _Work:
         size = len(rows[0])
         recording = Recording(self.parameters, size, each=each, lifted=self.way.lifted, shielded=self.way.shielded)
         with torch.enable_grad():
-            (losses,), _ = together(self._loss, rows, recording, self.modules, self.attributes)
+            (losses,), _ = together(self._loss, rows, recording, self.modules, self.state)
             if losses.requires_grad:
                 _, *leaked = torch.autograd.grad(losses.sum(), [ANCHOR, *self.parameters.values()], allow_unused=True)
                 if any(gradient is not None for gradient in leaked):
@@ -214,12 +215,8 @@ class _Work:
     def _rerun(self, row: list[Tensor], before: Any) -> tuple[list[Tensor], list[Tensor]]:
         """The loss of one example, each time with the same random numbers."""
         generators.restore(before, self._device)
-        watch = Recording({}, 1)
-        watch.begin(None, row)
-        self.attributes.restore()
-        with watch, torch.enable_grad():
-            loss = self._loss(*row)
-        self.attributes.check(watch)
+        with torch.enable_grad():
+            loss = one_alone(self._loss, row, self.state)
         return ([loss], [torch.ones_like(loss)]) if loss.requires_grad else ([], [])
 
     def _loss(self, *row: Tensor) -> Tensor:

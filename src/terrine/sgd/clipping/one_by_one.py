@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from terrine.sgd import generators
-from terrine.sgd.clipping.alone import Attributes
+from terrine.sgd.clipping.alone import one_alone
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.examples import unwatched
 from terrine.sgd.clipping.ghost import wide
-from terrine.sgd.clipping.recording import Recording
+from terrine.sgd.clipping.state import ModuleState
 from terrine.sgd.clipping.use import ANCHOR
 
 
@@ -79,14 +79,14 @@ def recomputed(
     rows: Sequence[Tensor],
     parameters: Any,
     made: Recomputed | None = None,
-    attributes: Attributes | None = None,
+    state: ModuleState | None = None,
     each: int = 1,
 ) -> tuple[Any, Recomputed]:
     """The outputs of `function` for every example's rows, examples first, and what will know their gradients."""
     made = made or Recomputed(parameters, len(rows[0]), each)
     kept: list[Any] = []
     found: Any = _OneByOne.apply(  # type: ignore[no-untyped-call]
-        ANCHOR if parameters else None, partial(_run, function, attributes), rows, made, kept
+        ANCHOR if parameters else None, partial(_run, function, state or ModuleState()), rows, made, kept
     )
     leaves, nesting = kept[0]
     tensors = iter(found)
@@ -100,7 +100,9 @@ class _OneByOne(torch.autograd.Function):
         outputs: list[list[Tensor]] = []
         for index in range(made.examples):
             ctx.states.append(generators.states(rows[0].device))
-            leaves, nesting = run([row[index] for row in rows])
+            with torch.set_grad_enabled(bool(made.parameters)):  # as in the backward pass: a model may ask
+                leaves, nesting = run([row[index] for row in rows])
+            leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             kept.append((leaves, nesting))
             outputs.append([leaf for leaf in leaves if isinstance(leaf, Tensor)])
         stacked = tuple(torch.stack(several) for several in zip(*outputs, strict=True))
@@ -133,16 +135,8 @@ class _OneByOne(torch.autograd.Function):
         return None, None, None, None, None
 
 
-def _run(function: Callable[..., Any], attributes: Attributes | None, row: list[Tensor]) -> Any:
-    watch = Recording({}, 1)
-    watch.begin(None, row)
-    if attributes is not None:
-        attributes.restore()
-    with watch:
-        found = pytree.tree_flatten(function(*row))
-    if attributes is not None:
-        attributes.check(watch)
-    return found
+def _run(function: Callable[..., Any], state: ModuleState, row: list[Tensor]) -> Any:
+    return pytree.tree_flatten(one_alone(function, row, state))
 
 
 def _nothing() -> None:

@@ -5,7 +5,7 @@
     Automatic   g * C / (|g| + stability)            normalises instead of clipping   [BWZ23]
 
 Whatever the rule, what one example adds to the sum has L2 norm at most `rule.bound`. An example whose
-gradient is not finite adds nothing.
+gradient is not finite adds nothing. Bounds are moderate: noise relative to them has to fit into single precision.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Automatic:
     stability: float = 0.01
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bound", check.positive("clip", self.bound))
-        object.__setattr__(self, "stability", check.positive("stability", self.stability))
+        object.__setattr__(self, "bound", check.moderate("clip", self.bound))
+        object.__setattr__(self, "stability", check.moderate("stability", self.stability))
 
     def factors(self, squares: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
         return dict.fromkeys(squares, self.bound / (norms + self.stability))
@@ -129,10 +129,8 @@ def refuse_strange(rule: ClippingRule, names: Iterable[str]) -> None:
 
 
 def _bound(name: str, value: float) -> float:
-    result = check.number(name, value, "> 0")
-    if result <= 0:
-        raise check.refuse(name, value, "> 0", "math.inf switches clipping off, which no event covers")
-    return result
+    """A moderate number; infinite, it switches clipping off, which no event covers."""
+    return math.inf if value == math.inf else check.moderate(name, value)
 
 
 def _shrink(norm: Tensor, bound: float) -> Tensor:

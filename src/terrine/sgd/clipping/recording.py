@@ -32,6 +32,7 @@ from terrine.sgd.clipping.contribution import Contribution, Dense, kept_bytes
 from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.parameter_view import ParameterView, is_view, merged, settle, shares_memory
+from terrine.sgd.clipping.state import ModuleState
 from terrine.sgd.clipping.use import COMPOSED, RULES, AllExamples, Found, Rule, Unfollowed, Use, listen
 from terrine.sgd.precision import exact
 
@@ -74,6 +75,7 @@ class Recording(TorchFunctionMode):
         self.through: Callable[[], None] = _nothing  # called once all have
         self.allowed: Callable[[], None] = _nothing  # called before a gradient is taken in; refuses it by raising
         self.asked = False  # whether Python read numbers of the examples
+        self.state: ModuleState | None = None  # what the forward pass may not change, once it has asked
         self.drawn = False  # whether something random could not be held still
         self.ignores = False  # whether some labels did not count
         self._roots = {name: ParameterView(p.detach(), p, name) for name, p in parameters.items()}
@@ -143,11 +145,16 @@ class Recording(TorchFunctionMode):
             for tensor in given:
                 if id(tensor) in views:
                     return self._used(func, name, args, kwargs)
-        if own and self._marker is None and _writes(name):
-            self._refuse_write(args[0])
+        if _writes(name) or "out" in kwargs:
+            if own and self._marker is None:
+                self._refuse_write(kwargs.get("out", args[0]))
+            if self.state is not None:
+                self.state.about_to_write((args[:1], kwargs.get("out")))
         if self.still and name.removesuffix("_") in _DRAWS:
             return self._stilled(func, args, kwargs, own)
         result = self._computed(func, args, kwargs)
+        if own and self._marker is None and _is_shaped(name, args):
+            self.asked = True
         if not own and name in _FACTORIES:
             if self._marker is None:
                 self._make(result)
@@ -290,6 +297,9 @@ class Recording(TorchFunctionMode):
             use = Use(func, args, kwargs, params, self.units)
             if rule.fits(use, batched) and (name not in _PRODUCTS or _is_matrix(params)):
                 return self._kept(self._ruled(rule, use))
+        return self._own_copies(func, args, kwargs)
+
+    def _own_copies(self, func: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = tuple(map(self._copied, args)), {key: self._copied(value) for key, value in kwargs.items()}
         return self._kept(self._computed(func, args, kwargs))
 
@@ -410,6 +420,8 @@ class Recording(TorchFunctionMode):
         if others and any(self.batched(others)):
             raise Unfollowed(f"{name}: a parameter meets an example inside torch.func or a function of its own")
         out = func(*(graph(a) for a in args), **{k: graph(a) for k, a in kwargs.items()})
+        if any(one.is_complex() and one.requires_grad for one in tensors((out,))):  # contributions are of real numbers
+            return self._own_copies(func, args, kwargs)
         parents = tuple(dict.fromkeys(found))
         if name == "embedding" and isinstance(out, Tensor) and len(parents) == 1 and kwargs.get("padding_idx") is None:
             view = self._derived(out, parents)
@@ -505,6 +517,18 @@ def _refuse_statistics(_recording: Recording, func: Any, args: Any, kwargs: Any)
     return func(*args, **kwargs)
 
 
+def _refuse_running(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    if (kwargs.get("running_mean") if len(args) < 2 else args[1]) is not None and kwargs.get("use_input_stats", True):
+        raise InvalidArgument("instance normalisation with running statistics, which no noise protects; want none")
+    return func(*args, **kwargs)
+
+
+def _refuse_norms(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    if (kwargs.get("max_norm") if len(args) < 4 else args[3]) is not None:
+        raise InvalidArgument(f"{func.__name__}: max_norm changes the rows that an example reads, without noise")
+    return func(*args, **kwargs)
+
+
 @lru_cache(maxsize=8)
 def signature(func: Callable[..., Any]) -> inspect.Signature:
     """The signature of a function in Python."""
@@ -517,6 +541,9 @@ INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
     functional.avg_pool2d: _pooled,
     functional.adaptive_avg_pool2d: _pooled,
     functional.batch_norm: _refuse_statistics,
+    functional.instance_norm: _refuse_running,
+    functional.embedding: _refuse_norms,
+    functional.embedding_bag: _refuse_norms,
     Tensor.view: _viewed,
     Tensor.requires_grad_: _still_batched,
     functional.cross_entropy: _weighted,
@@ -560,6 +587,12 @@ def _nothing() -> None:
     pass
 
 
+def _is_shaped(name: str, args: Any) -> bool:
+    """Whether the shape of a result depends on values: then it says something of the example to Python."""
+    masked = name == "__getitem__" and any(one.dtype in (torch.bool, torch.uint8) for one in tensors(args[1:]))
+    return masked or name in _SHAPED or (name == "where" and len(args) == 1)
+
+
 _TAG, _MADE = "_terrine_examples", "_terrine_made"
 _TURNS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # attributes that are functions of the tensor
 _METADATA = frozenset({"dim", "size", "__len__", "stride", "numel", "is_contiguous", "is_floating_point", "ndimension"})
@@ -567,6 +600,8 @@ _HOOKS = frozenset({"register_hook", "retain_grad", "register_post_accumulate_gr
 _PRODUCTS = frozenset({"matmul", "__matmul__", "mm", "addmm"})
 _READS = frozenset({"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__"})
 _READS |= {"__contains__", "equal", "allclose", "is_nonzero"}
+_SHAPED = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount"})
+_SHAPED |= {"repeat_interleave", "histogram", "combinations"}
 _DRAWS = frozenset(
     {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "rand_like", "randn_like", "randint_like"}
     | {"uniform", "exponential", "geometric", "cauchy", "log_normal", "random", "poisson", "multinomial"}

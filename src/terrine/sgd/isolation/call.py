@@ -26,13 +26,14 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Total:
-    """A linear combination over the examples: gradients times `undo` are those of every example's own loss.
+    """A linear combination over the examples, whose gradient is that of every example's own loss.
 
-    `undo` is the number of examples of a mean, 1 of a sum, and of a sum that was divided by a number, that number: the
-    size of a lot must not decide how long one example's gradient is. Other coefficients are part of the loss.
+    `divisor` is the number of examples of a mean, 1 of a sum, and of a sum that was divided by a number, that number:
+    gradients are not divided by it, for the size of a lot must not decide how long one example's is. Other coefficients
+    are part of the loss.
     """
 
-    undo: float
+    divisor: float
     is_mean: bool
     divided: bool = False
 

@@ -25,7 +25,8 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.examples import tensors
 from terrine.sgd.isolation import operations  # noqa: F401  fills the table
 from terrine.sgd.isolation.call import TABLE, Call, Mixed, Mixes, Rows, Status, Total, holds, is_plain, names
-from terrine.sgd.isolation.losses import COMPUTED, linear
+from terrine.sgd.isolation.losses import COMPUTED
+from terrine.sgd.isolation.totals import combined, is_ours, linear
 
 log = logging.getLogger("terrine.sgd")
 
@@ -103,8 +104,8 @@ def _followed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if getattr(func.__self__, "__name__", "") != "requires_grad":
             raise InvalidArgument(f"an attribute set at {place()}: the tensors of a lot stay what they are")
         return func(plain(args[0]), *args[1:])
-    if name in _REFUSED:
-        raise InvalidArgument(f"{name} at {place()}: {_REFUSED[name]}")
+    if name in _REFUSED or _keeps_statistics(name, args, kwargs):
+        raise InvalidArgument(f"{name} at {place()}: {_REFUSED.get(name, _STATISTICS)}")
     bare = {id(one): plain(one) for one in lots}
     known: dict[int, Status] = {id(bare[id(one)]): one.status for one in lots}
     own, options = pytree.tree_map(lambda leaf: bare.get(id(leaf), leaf), (tuple(args), kwargs))
@@ -120,8 +121,11 @@ def _followed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         raise InvalidArgument(f"{name}(out=) at {place()}: want a result of its own; the lot's are followed")
     if base := _written_to(name):
         return _write(call, base, args[0])
+    public = [(one, one._version) for one in call.operands if id(one) not in known]
     with torch.autograd.graph.saved_tensors_hooks(_same, _same):  # nobody else's, which could mix what is saved
         result, status = _computed(call)
+    if any(one._version != version for one, version in public):
+        raise InvalidArgument(f"{name} at {place()}: {_STATISTICS}")
     several = status if isinstance(status, list) else None
     place_of = iter(several) if several is not None else None
 
@@ -136,6 +140,19 @@ def _followed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     return pytree.tree_map(tag, result)
 
 
+def _keeps_statistics(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a function of torch's changes a table, or running statistics, by what it is given."""
+    if name in ("embedding", "embedding_bag"):
+        return (args[3] if len(args) > 3 else kwargs.get("max_norm")) is not None
+    if (
+        name not in ("batch_norm", "instance_norm")
+        or (args[1] if len(args) > 1 else kwargs.get("running_mean")) is None
+    ):
+        return False
+    said = kwargs.get("training", False) if name == "batch_norm" else kwargs.get("use_input_stats", True)
+    return bool(args[5] if len(args) > 5 else said)
+
+
 def _computed(call: Call) -> tuple[Any, Any]:
     """The result of a call, and what it holds of the examples."""
     for status in call.known.values():
@@ -147,11 +164,13 @@ def _computed(call: Call) -> tuple[Any, Any]:
     summed = any(isinstance(status, Total) for status in call.known.values())
     try:
         if summed:
-            return call.func(*call.args, **call.kwargs), linear(call)
+            return combined(call)
         if call.name in COMPUTED:
             return COMPUTED[call.name](call)
     except Mixes as why:
         return call.func(*call.args, **call.kwargs), _mixed(call, str(why))
+    except _NOT_UNDERSTOOD as error:
+        return call.func(*call.args, **call.kwargs), _mixed(call, f"arguments that were not understood: {error}")
     if call.name not in TABLE:
         return _one_by_one(call)
     result = call.func(*call.args, **call.kwargs)
@@ -164,7 +183,7 @@ def _ruled(call: Call, result: Any) -> Any:
         return TABLE[call.name](call, result)
     except Mixes as why:
         return _mixed(call, str(why))
-    except (IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except _NOT_UNDERSTOOD as error:
         return _mixed(call, f"arguments that were not understood: {error}")
 
 
@@ -239,10 +258,7 @@ def _write(call: Call, base: str, target: Any) -> Any:
     summed = any(isinstance(status, Total) for status in call.known.values())
     found: Any = mixed
     if mixed is None and summed:
-        try:
-            found = linear(whole)
-        except Mixes as why:
-            found = _mixed(call, str(why))
+        found = _total_after(whole)
     elif mixed is None:
         found = _ruled(whole, plain(target)) if base in TABLE else _mixed(call, "an operation that is not known")
     if found != target.status:
@@ -250,6 +266,16 @@ def _write(call: Call, base: str, target: Any) -> Any:
     with torch.autograd.graph.saved_tensors_hooks(_same, _same):
         call.func(*call.args, **call.kwargs)
     return None if call.name == "__setitem__" else target
+
+
+def _total_after(call: Call) -> Any:
+    """What a total is after a call wrote to it."""
+    try:
+        found = linear(call)
+    except Mixes as why:
+        return _mixed(call, str(why))
+    others = {status.divisor for status in call.known.values() if isinstance(status, Total)}
+    return found if others == {found.divisor} else _mixed(call, "sums of which some were divided; want them added anew")
 
 
 def _backward(func: Any, losses: list[LotTensor], lot: Out, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -283,7 +309,7 @@ def _own_function(node: Any, outputs: set[Any]) -> str:
         if node is None or node in seen or node in outputs:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction):
+        if isinstance(node, BackwardCFunction) and not is_ours(node):
             return type(node).__name__.removesuffix("Backward")
         left += [one for one, _ in node.next_functions]
     return ""
@@ -321,6 +347,7 @@ def _written_to(name: str) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") and name not in ("requires_grad_",) else ""
 
 
+_NOT_UNDERSTOOD = (IndexError, TypeError, ValueError, AttributeError, RuntimeError)
 _WANTED = "want a sum or mean over the examples of what each gives alone"
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 _VALUES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad", "grad_fn"})  # attributes that hold numbers
@@ -343,6 +370,7 @@ _AUGMENTED = names(
     __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ipow__ __iand__ __ior__ __ixor__ __ifloordiv__ __imod__
     """
 )
+_STATISTICS = "it writes what it sees of the lot into a tensor that is not of the lot; want that tensor left as it is"
 _REFUSED = {
     "grad_fn": "a hook on it may mix the gradients of examples; want none on what comes from a lot",
     "register_hook": "a hook may mix the gradients of examples; want none on what comes from a lot",

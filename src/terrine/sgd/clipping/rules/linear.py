@@ -9,7 +9,7 @@ from torch.nn import functional
 from terrine.sgd.clipping.contribution import Contribution, Dense, outer
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.parameter_view import ParameterView
-from terrine.sgd.clipping.use import Found, Use, rule_for
+from terrine.sgd.clipping.use import Found, Unfollowed, Use, rule_for
 
 
 @rule_for(functional.linear)
@@ -26,6 +26,8 @@ def matmul(use: Use, gradient: Tensor) -> Found:
 
 
 def _added(use: Use) -> Tensor:
+    if use.kwargs or len(use.args) != 3:
+        raise Unfollowed("addmm: alpha and beta, or arguments by name, have no rule")
     bias, inputs, weight = use.args
     found: Tensor = torch.matmul(inputs, weight) + bias
     return found
