@@ -121,8 +121,9 @@ def test_the_line_of_names_may_end_otherwise_than_the_rows(tmp_path, ends):
 )  # fmt: skip
 def test_what_is_wrong_with_the_line_of_names_is_said(tmp_path, content, said):
     (tmp_path / "v.csv").write_bytes(content)
-    with pytest.raises(InvalidArgument, match=said):
+    with pytest.raises(InvalidArgument, match=said) as refused:
         queries.Session(tmp_path / "v.csv", None, TABLES)
+    assert str(tmp_path) not in str(refused.value)  # a gateway's owner need not know where the server keeps it
 
 
 def test_marks_separators_and_schemas_tell_how_a_file_is_written(tmp_path):

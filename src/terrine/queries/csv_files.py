@@ -26,7 +26,7 @@ from pyarrow import compute
 from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.tables import FileFormat, Schema, delimited, schema_path
-from terrine.tables.formats import Header, marked
+from terrine.tables.formats import Header, header, marked
 
 LONGEST = 2**22
 """How many bytes a row may have."""
@@ -44,7 +44,7 @@ class CsvFile:
     def __init__(self, path: Path, *, encoding: str | None = None, separator: str | None = None) -> None:
         head = delimited.first_bytes(path)
         self._path, self._form = path, _settled(path, head, encoding, separator)
-        self._top = delimited.header_of(path, self._form)
+        self._top = header(head, self._form, path.name)
         self._start = _end_of(self._top, head, path)
         _must_differ(self._top.names, path)
         self.schema = pa.schema([(name, pa.string()) for name in self._top.names])
@@ -143,14 +143,14 @@ def _settled(path: Path, head: bytes, encoding: str | None, separator: str | Non
     mark, beside = marked(head), schema_path(path)
     known = Schema.load(beside).file if beside.is_file() else None
     if known is not None and encoding is None and not known.confirmed:
-        raise InvalidArgument(f"{beside}: the encoding waits for a confirmation; want it confirmed, or --encoding")
+        raise InvalidArgument(f"{beside.name}: the encoding waits for a confirmation; want it confirmed, or --encoding")
     known = known or FileFormat(mark or "utf-8")
     form = FileFormat(encoding or known.encoding, separator or known.separator)
     for one in (form, FileFormat(mark or form.encoding)):
         if not one.by_cell:
             raise InvalidArgument(
-                f"{path}: is written in {one.encoding}, in which one row's bytes could change how others are read; "
-                "want it saved as UTF-8"
+                f"{path.name}: is written in {one.encoding}, in which one row's bytes could change how others are "
+                "read; want it saved as UTF-8"
             )
     return form
 
@@ -165,7 +165,7 @@ def _end_of(top: Header, head: bytes, path: Path) -> int:
     if len(ends) < top.lines:
         return len(head)
     if any(end[0] == b"\r" for end in ends):
-        raise InvalidArgument(f"{path}: the line of column names ends in a carriage return alone; want line feeds")
+        raise InvalidArgument(f"{path.name}: the line of column names ends in a carriage return alone; want line feeds")
     return ends[-1].end()
 
 
@@ -174,6 +174,6 @@ def _must_differ(names: tuple[str, ...], path: Path) -> None:
     for name in names:
         if (other := seen.setdefault(name.casefold(), name)) != name or names.count(name) > 1:
             raise InvalidArgument(
-                f"{path}: columns {check.shown(other)} and {check.shown(name)} are one to an engine; want each name "
-                "once, whatever the case of its letters"
+                f"{path.name}: columns {check.shown(other)} and {check.shown(name)} are one to an engine; want each "
+                "name once, whatever the case of its letters"
             )
