@@ -19,6 +19,8 @@ LARGEST_DELTA = 1e-4
 """Beyond it a guarantee for people whose number is not public is called weak."""
 LONGEST_TEXT = 10_000
 """The most characters of a text for people."""
+MODERATE = (1e-12, 1e12)
+"""What clipping bounds and their like may be: beyond, single precision has no numbers for what is made of them."""
 
 _SHOWN = 100
 _UNSEEN = frozenset(  # printable to Python, but nothing is seen: fillers, selectors and joiners (Default_Ignorable)
@@ -124,10 +126,10 @@ def positive(name: str, value: Any, hint: str = "") -> float:
 
 def moderate(name: str, value: Any, hint: str = "") -> float:
     """A number above 0 that single precision holds with room to spare, its reciprocal and square too."""
-    result = positive(name, value, hint)
-    if not 1e-12 <= result <= 1e12:
-        raise refuse(name, value, "between 1e-12 and 1e+12", hint)
-    return result
+    (least, most), found = MODERATE, positive(name, value, hint)
+    if not least <= found <= most:
+        raise refuse(name, value, f"between {least:g} and {most:g}", hint)
+    return found
 
 
 def not_negative(name: str, value: Any, hint: str = "") -> float:

@@ -28,6 +28,8 @@ def written(path: Path, *, private: bool) -> Iterator[IO[bytes]]:
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not path.parent.is_dir():  # said of the folder, not of the draft in it
+        raise FileNotFoundError(errno.ENOENT, "no such folder; want one that is there", str(path.parent))
     beside = path.with_name(f".{path.name}.part")
     try:
         beside.unlink(missing_ok=True)  # left by a process that was killed; nobody else's handle shall see what comes

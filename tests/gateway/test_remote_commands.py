@@ -62,3 +62,27 @@ def test_a_denied_question_costs_nothing(told):
     assert "0 of 2 spent by all; of your allowance 0 of 0.15, and 0 of delta 7.5e-08" in told(
         "ann", "datasets"
     ).replace("\n", " ")
+
+
+def test_refusals_of_a_question_name_options(told):
+    with pytest.raises(TerrineError, match="want --bounds cost=LOW:HIGH"):
+        told("ann", "price", "--sql", "SELECT AVG(cost) AS m FROM visits", "--epsilon", "0.1")
+    with pytest.raises(TerrineError, match="want --keys region=A,B"):
+        told("ann", "ask", "--sql", COUNT["sql"], "--epsilon", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("foo", "want a gateway's address"),
+        ("ftp://localhost", "want a gateway's address"),
+        ("http://10.0.0.1", "in the clear"),
+        ("http://127.0.0.1:9", "cannot be reached .* nothing was asked"),
+    ],
+)
+def test_an_address_where_no_gateway_is(monkeypatch, address, said):
+    monkeypatch.setenv("TERRINE_GATEWAY", address)
+    monkeypatch.setenv("TERRINE_TOKEN", "terrine_x")
+    found = CliRunner().invoke(remote.app, ["datasets"])
+    assert isinstance(found.exception, TerrineError)
+    assert re.search(said, str(found.exception))

@@ -98,6 +98,18 @@ def test_a_training_is_charged_once_and_its_folder_verifies(lent, monkeypatch, t
     assert ann.post("/datasets/visits/trainings", json=TRAIN).status_code == 403  # beyond the allowance now
 
 
+def test_a_training_without_a_delta_takes_a_hundredth_of_the_data_sets(lent, monkeypatch):
+    run_here(lent, monkeypatch)
+    ann = lent.lend("ann", allowance=3.0)
+    asked = {"label": "urgent", "epsilon": 1.0, "epochs": 1, "audit": 0}
+    price = done(ann.post("/datasets/visits/trainings/price", json=asked))
+    assert price["delta"] == LENT["budget"]["delta"] / 100
+    request = done(ann.post("/datasets/visits/trainings", json=asked))["request"]
+    found = until(ann, request, "answered", "failed", "refused")
+    assert found["state"] == "answered", found
+    assert found["answer"]["privacy"]["delta"] == price["delta"]
+
+
 def test_settings_are_named_and_bounded(lent):
     ann = lent.lend("ann", allowance=3.0)
     bad = [

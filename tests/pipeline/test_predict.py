@@ -142,3 +142,26 @@ def test_a_run_on_every_format_is_the_same_run(run, tmp_path, form):
     assert (tmp_path / "one" / "model.safetensors").read_bytes() == (
         tmp_path / "two" / "model.safetensors"
     ).read_bytes()
+
+
+def test_predict_writes_over_nothing(run, handed_on, tmp_path):
+    """The new rows themselves were lost to `--out` with their own name."""
+    write(tmp_path, "csv")
+    before = (tmp_path / "n.csv").read_bytes()
+    for more in ((), ("--force",)):
+        assert "is the table itself" in run("predict", handed_on, "n.csv", "--out", "n.csv", *more).said
+    assert (tmp_path / "n.csv").read_bytes() == before
+    assert run("predict", handed_on, "n.csv", "--out", "told.csv").exit_code == 0
+    told = (tmp_path / "told.csv").read_bytes()
+    assert "--force" in run("predict", handed_on, "n.csv", "--out", "told.csv", "--probabilities").said
+    assert (tmp_path / "told.csv").read_bytes() == told
+    assert run("predict", handed_on, "n.csv", "--out", "told.csv", "--probabilities", "--force").exit_code == 0
+    assert (tmp_path / "told.csv").read_bytes() != told
+    assert "no folder nowhere; want" in run("predict", handed_on, "n.csv", "--out", "nowhere/told.csv").said
+
+
+def test_a_column_that_is_lacking_is_said_with_those_that_are_there(run, handed_on, tmp_path):
+    (tmp_path / "n.csv").write_text("AGE,City\n1,north\n")
+    said = run("predict", handed_on, "n.csv").said
+    assert "lacks age, city" in said
+    assert "it has 'AGE', 'City'" in said

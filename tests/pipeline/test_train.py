@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from terrine import accounting, cli, pipeline
-from terrine.events import Budget, from_json
+from terrine.errors import InvalidArgument
+from terrine.events import Budget, Unit, from_json
 from terrine.ledger import Ledger
-from terrine.pipeline import coins, job
+from terrine.pipeline import coins, job, recipes
 from tests.pipeline.conftest import SCHEMA, write_table
 
 QUICK = ("--epochs", 4, "--lot", 100)
@@ -23,6 +24,7 @@ def test_a_table_becomes_a_model_with_its_claim(run, table, tmp_path):
     out = tmp_path / "run"
     result = run("train", "people.csv", "--label", "ill", "--epsilon", 8, "--accuracy-within", 20, "--out", out)
     assert result.exit_code == 0, result.said
+    assert "counted nowhere: --ledger and --account would charge this run to a budget" in result.output
     claim = json.loads((out / "privacy.json").read_text())
     event = from_json(json.dumps(claim["events"]))
     assert claim["epsilon"] <= 8
@@ -301,3 +303,27 @@ def test_a_run_that_finds_no_room_says_so_and_can_go_on(table, tmp_path, room):
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("learning-rate", 1e300), ("learning-rate", 1e-300), ("clip", 1e300), ("clip", 1e-300), ("epochs", 1e12),
+        ("epochs", 1e300), ("epochs", 1e-300), ("tune", 10**9), ("accuracy-within", 1e-300), ("accuracy-within", 1e300),
+    ],
+)  # fmt: skip
+def test_settings_that_no_training_survives_are_refused_before_the_charge(run, table, tmp_path, option, value):
+    with Ledger.open(tmp_path / "b.db") as book:
+        account = book.account("a", budget=Budget(2.0, 1e-5), unit=Unit.EXAMPLE)
+        told = ("--ledger", "b.db", "--account", "a", "--out", "run")
+        said = run("train", "people.csv", "--label", "ill", "--epsilon", 1, f"--{option}", value, *told).said
+        assert option.replace("-", "_") in said
+        assert "want between" in said
+        assert not list(account.history())
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_steps_than_anybody_waits_for_are_refused_by_the_number_of_epochs():
+    settings = pipeline.Settings(table="people.csv", label="ill", epsilon=1.0, lot=1, epochs=9e5)
+    with pytest.raises(InvalidArgument, match=r"epochs=900000.0: want at most .* steps in all"):
+        recipes.recipe(settings, "linear", 10_000)

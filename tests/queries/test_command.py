@@ -124,3 +124,68 @@ def test_private_keys_and_a_histogram(run):
     told = ["--person", "patient_id", "--epsilon", "1", "--rows", "5", "--bins", "cost=0,1000,5000"]
     found = json.loads(run("query", "visits.parquet", "--sql", sql, *told, "--json").stdout)
     assert [row[0] for row in found["rows"]] == ["[0, 1000)", "[1000, 5000]"]
+
+
+@pytest.fixture
+def ask(run, folder):
+    """Ask about a small CSV file, made of these bytes."""
+
+    def ask(content, sql, *more, epsilon="1"):
+        (folder / "v.csv").write_bytes(content)
+        return run("query", "v.csv", "--person", "p", "--epsilon", epsilon, "--sql", sql, *more)
+
+    return ask
+
+
+COUNT = "SELECT COUNT(*) AS n FROM v"
+PLAIN = b"p,age,city\n1,2,N\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "more"),
+    [
+        (b"\xef\xbb\xbfp,age\n1,2\n", ()),
+        (b"p;age\n1;2\n", ()),
+        (b"p!age\n1!2\n", ("--separator", "!")),
+        ("p,caf\u00e9\n1,2\n".encode("cp1252"), ("--encoding", "cp1252")),
+    ],
+    ids=["byte order mark", "semicolons", "another separator", "cp1252"],
+)
+def test_csv_files_as_spreadsheets_write_them(ask, content, more):
+    assert ask(content, COUNT, *more, "--json").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "sql", "more", "said"),
+    [
+        ("p,caf\u00e9\n1,2\n".encode("cp1252"), COUNT, (), "want --encoding"),
+        (b"", COUNT, (), "the file is empty"),
+        (b"p,x,X\n1,2,3\n", COUNT, (), "'x' and 'X'"),
+        (PLAIN, COUNT, ("--public", "nosuch.csv"), "--public nosuch.csv"),
+        (PLAIN, COUNT, ("--delta", "2"), "delta=2.0: want 0 <= delta < 1"),
+        (PLAIN, "SELECT AVG(age) AS m FROM v", (), "want --bounds age=LOW:HIGH"),
+        (PLAIN, "SELECT AVG(age) AS m FROM v", ("--bounds", "age=5:1"), "--bounds age=(5.0, 1.0): want LOW:HIGH"),
+        (PLAIN, f"SELECT city, {COUNT[7:]} GROUP BY city", (), "want --keys city=A,B"),
+        (PLAIN, f"SELECT city, {COUNT[7:]} GROUP BY city", ("--keys", "town=N"), "--keys town: no GROUP BY column"),
+        (PLAIN, f"{COUNT} WHERE when > 1", (), "not understood at 'when' after"),
+        (PLAIN, f"{COUNT} WHERE age = 'a", (), "is a quote open"),
+    ],
+)
+def test_a_refusal_says_the_next_step_in_the_words_of_the_command(ask, content, sql, more, said):
+    done = ask(content, sql, *more)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert said in done.stderr
+    assert not [word for word in ("bounds={", "keys={", "bounds[", "keys[", "sqlglot", "--weak") if word in done.stderr]
+
+
+def test_an_answer_that_no_ledger_counts_says_so(ask):
+    assert ask(PLAIN, COUNT).stderr.splitlines() == [
+        "counted nowhere: --ledger and --account would charge this answer to a budget"
+    ]
+    assert ask(PLAIN, COUNT, "--mock").stderr == ""
+    assert ask(PLAIN, COUNT, "--explain").stderr == ""
+
+
+def test_private_keys_say_whose_the_delta_is(ask):
+    told = ask(PLAIN, f"SELECT city, {COUNT[7:]} GROUP BY city", "--keys", "private", "--explain").stdout
+    assert "delta 1e-08 is what private keys may fail by" in told

@@ -23,6 +23,8 @@ Weak = Annotated[
     bool,
     typer.Option("--weak-guarantee", help="Go on with epsilon above 20, or with delta not below 1/n."),
 ]
+NOWHERE = "counted nowhere: --ledger and --account would charge"
+"""What is said, with what it is about, where neither was given."""
 
 
 @dataclass(frozen=True)

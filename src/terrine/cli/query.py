@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terrine import check
-from terrine.cli.charging import AccountName, By, LedgerUrl, Purpose, Weak, charging
+from terrine.cli.charging import NOWHERE, AccountName, By, LedgerUrl, Purpose, Weak, charging
+from terrine.cli.schema import Separator
+from terrine.cli.wording import as_options
 from terrine.errors import InvalidArgument
 from terrine.rounding import up
 
@@ -35,6 +37,8 @@ def query(
     keys: Annotated[Pairs, typer.Option(metavar="C=A,B|private", help="Public values of a key; repeat.")] = None,
     bins: Annotated[Pairs, typer.Option(metavar="C=0,10,20", help="Public edges of a histogram; repeat.")] = None,
     min_group: Annotated[int | None, typer.Option(help="Leave groups of fewer people blank.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="A CSV file's encoding, such as cp1252; else UTF-8.")] = None,
+    separator: Separator = None,
     public: Annotated[list[str] | None, typer.Option(help="A table that holds nothing private; repeat.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say price and expected error; free.")] = False,
     mock: Annotated[bool, typer.Option("--mock", help="Answer from made-up rows of the same schema; free.")] = False,
@@ -48,7 +52,7 @@ def query(
     """Ask one question about people's rows, privately; what is refused is not charged."""
     told: dict[str, Any] = {
         "epsilon": check.positive("epsilon", epsilon),
-        "delta": delta,
+        "delta": None if delta is None else check.half_open_unit("delta", delta),
         "bounds": read_bounds(bounds),
         "keys": read_keys(keys),
         "bins": read_bins(bins),
@@ -59,14 +63,27 @@ def query(
         raise InvalidArgument(f"{weakness}; --weak-guarantee goes on all the same")
     from terrine.queries import Private, Session
 
-    declared = _declared(source, sql, Private(person=person, rows=rows, groups=groups), public or [])
-    with charging(ledger, account, by=by, purpose=purpose, usual="terrine query") as charged:
-        session = Session(source, charged.account, declared, purpose=charged.purpose, by=charged.by)
+    with charging(ledger, account, by=by, purpose=purpose, usual="terrine query") as charged, as_options():
+        declared = _declared(source, sql, Private(person=person, rows=rows, groups=groups), public or [])
+        connection = _connection(source, encoding, separator)
+        session = Session(connection, charged.account, declared, purpose=charged.purpose, by=charged.by)
         if explain:
             _explain(session, sql, told, as_json)
             return
         answer = session.sql(sql, **told, mock=mock)
     _show(answer, as_json, mock)
+    if charged.account is None and not mock:
+        typer.echo(f"{NOWHERE} this answer to a budget", err=True)
+
+
+def _connection(source: str, encoding: str | None, separator: str | None) -> Any:
+    if encoding is None and separator is None:
+        return source
+    from terrine.queries.engines import csv_backend
+
+    if Path(source).suffix.lower() != ".csv":
+        raise InvalidArgument(f"{source}: --encoding and --separator are for a .csv file; want them left out")
+    return csv_backend(Path(source), encoding=encoding, separator=separator)
 
 
 def _declared(source: str, sql: str, private: Private, public: list[str]) -> dict[str, Private | Public]:
@@ -75,9 +92,13 @@ def _declared(source: str, sql: str, private: Private, public: list[str]) -> dic
     from terrine.queries.parsing import question_of
 
     if Path(source).suffix.lower() in _FILES:
+        if public:
+            raise InvalidArgument(f"--public {public[0]}: a file is one table, and private; want a database with both")
         return {Path(source).stem: private}
     question = question_of(sql)
     names = [question.table, *(join.table for join in question.joins)]
+    if unused := [name for name in public if name not in names]:
+        raise InvalidArgument(f"--public {unused[0]}: not in the question, whose tables are {', '.join(names)}")
     return {name: Public() if name in public else private for name in names}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terrine.cli.query import Pairs, read_bins, read_bounds, read_keys
+from terrine.cli.wording import as_options
 from terrine.errors import InvalidArgument
 from terrine.rounding import up
 
@@ -61,7 +62,7 @@ def price(
     url: Url = None,
 ) -> None:
     """What a question would cost, and how good its answer would be: free."""
-    with _gateway(url) as gateway:
+    with _gateway(url) as gateway, as_options():
         found = gateway.price(sql, epsilon=epsilon, dataset=dataset, **_options(delta, bounds, keys, bins))
     typer.echo(
         f"epsilon {up(found.epsilon)}, delta {found.delta:g}" + ("; in your archive" if found.in_archive else "")
@@ -92,7 +93,7 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Ask one question; it is charged before any row is looked at, and checked before it is shown."""
-    with _gateway(url, signed_by) as gateway:
+    with _gateway(url, signed_by) as gateway, as_options():
         options = _options(delta, bounds, keys, bins) | {"purpose": purpose, "reason": reason, "fresh": fresh}
         _show(gateway.ask(sql, epsilon=epsilon, dataset=dataset, **options), as_json)
 

@@ -6,7 +6,8 @@ So an interview that was interrupted goes on where it stopped, by the same comma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,7 +55,8 @@ def schema(
     target = tables.schema_path(table) if out is None else out
     begun = _begun(target, force, quiet=yes)
     if begun is None:
-        found = _drafted(table, label, kind, person, encoding, separator, text_model, quiet=yes or accept_guesses)
+        with _answers_come():
+            found = _drafted(table, label, kind, person, encoding, separator, text_model, quiet=yes or accept_guesses)
     elif label is not None and label != begun.label:
         raise InvalidArgument(f"{target} is for label {begun.label!r}, not {label!r}: want --force to begin again")
     else:
@@ -69,11 +71,29 @@ def schema(
         keep(found)
     elif not yes:
         try:
-            found = _asked(found, keep, resumed=begun is not None)
-        except (typer.Abort, KeyboardInterrupt, EOFError):
+            with _answers_come():
+                found = _asked(found, keep, resumed=begun is not None)
+        except (typer.Abort, KeyboardInterrupt, InvalidArgument):
             typer.echo(f"\nThe answers so far are kept in {target}; the same command goes on.", err=True)
-            raise typer.Abort from None
+            raise
     _say(target, found)
+
+
+@contextlib.contextmanager
+def _answers_come() -> Iterator[None]:
+    """Tell the end of the input from Ctrl-C, which typer's prompts make one.
+
+    Raises:
+        InvalidArgument: no more answers came.
+    """
+    try:
+        yield
+    except typer.Abort as stop:
+        if isinstance(stop.__context__, EOFError):
+            raise InvalidArgument(
+                "no more answers came (the input has ended); want a terminal to answer in, or --yes, which asks nothing"
+            ) from None
+        raise
 
 
 def _begun(target: Path, force: bool, *, quiet: bool) -> Schema | None:

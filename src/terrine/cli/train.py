@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from terrine import files
-from terrine.cli.charging import AccountName, By, LedgerUrl, Purpose, Weak, charging
+from terrine.cli.charging import NOWHERE, AccountName, By, LedgerUrl, Purpose, Weak, charging
 from terrine.cli.interrupted import explained
 from terrine.cli.progress import counted
 from terrine.cli.schema import Encoding, Separator, TableName, TextModel
@@ -106,15 +106,17 @@ def train(
             folder = pipeline.train(
                 settings, out, **charged.told, head=charged.head(quiet=as_json),
                 progress=functools.partial(counted, quiet=as_json), quiet=as_json, sign=sign,
-                said=functools.partial(_forewarned, quiet=as_json),
+                said=functools.partial(_forewarned, quiet=as_json, counted=charged.account is not None),
             )  # fmt: skip
         if not finished or not folder.has("report.html"):
             write_report(folder)
         summarise(folder, finished, as_json)
 
 
-def _forewarned(plan: RunPlan, quiet: bool) -> None:
-    """Say before the training that no accuracy will be printed, and what would help."""
+def _forewarned(plan: RunPlan, quiet: bool, counted: bool) -> None:
+    """Say before the training that it is counted nowhere, or that no accuracy will be printed, and what would help."""
+    if not counted and not quiet:
+        typer.echo(f"{NOWHERE} this run to a budget", err=True)
     if plan.unmeasured and not quiet:
         within = plan.settings.accuracy_within or 2.0
         typer.echo(
@@ -136,11 +138,14 @@ def predict(
     encoding: Encoding = None,
     separator: Separator = None,
     text_model: TextModel = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Classes of new rows, or numbers, as CSV. Predicting costs no privacy."""
     from terrine import pipeline, tables
     from terrine.pipeline import predicting
 
+    if out is not None:
+        _may_be_written(out, table, force)
     model = pipeline.load(run)
     encoder = None if text_model is None else tables.load_encoder(text_model)
     if table.endswith(".npy"):
@@ -155,6 +160,25 @@ def predict(
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(lines)
+
+
+def _may_be_written(out: Path, table: str, force: bool) -> None:
+    """Refuse to write over the rows, and over another file unless that was said.
+
+    Raises:
+        InvalidArgument: something is there, or no folder for it.
+    """
+    if not out.parent.is_dir():
+        raise InvalidArgument(f"--out {out}: there is no folder {out.parent}; want one that is there")
+    if not out.exists():
+        return
+    from terrine import tables
+
+    read = tables.sources.split(table)[0]
+    if read.exists() and out.samefile(read):
+        raise InvalidArgument(f"--out {out}: is the table itself; want another name")
+    if not force:
+        raise InvalidArgument(f"--out {out}: is there already; want --force to write over it, or another name")
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ class Gateway:
     have signed every answer.
 
     Raises:
-        InvalidArgument: `url` is not https, and not on this machine: a token would be sent in the clear.
+        InvalidArgument: `url` is no address; or not https, and not on this machine: a token would be sent in the clear.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Gateway:
         timeout: float = 600.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        address = httpx.URL(url)
+        address = _address(url)
         if address.scheme != "https" and address.host not in _PLAIN:
             raise InvalidArgument(f"{check.shown(url)}: the token would be sent in the clear; want https://")
         self._signed_by = None if signed_by is None else Path(signed_by)
@@ -249,10 +249,14 @@ class Gateway:
     def _sent(self, method: str, path: str, body: Any, params: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, json=body, params=params)
-        except httpx.HTTPError as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             said = (
-                f"{self._http.base_url}: {type(error).__name__}: {error}; whether anything was charged, requests() says"
+                f"{self._http.base_url}: cannot be reached ({error}); nothing was asked; is it the gateway's address?"
             )
+            raise GatewayRefused(0, said, charged=False) from None
+        except httpx.HTTPError as error:
+            what = f"{type(error).__name__} {error}".strip()
+            said = f"{self._http.base_url}: {what}; whether anything was charged, the list of your requests says"
             raise GatewayRefused(0, said) from None
         if response.is_success:
             return response
@@ -262,6 +266,16 @@ class Gateway:
         except (ValueError, KeyError, TypeError, AttributeError):
             said, charged = f"{path}: status {response.status_code}; is a gateway there?", None
         raise GatewayRefused(response.status_code, said, charged=charged)
+
+
+def _address(url: str) -> httpx.URL:
+    try:
+        found = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        found = httpx.URL("")
+    if found.scheme not in ("http", "https") or not found.host:
+        raise check.refuse("url", url, "a gateway's address, such as https://gateway.example")
+    return found
 
 
 def _question(sql: str, epsilon: float, options: dict[str, Any]) -> dict[str, Any]:

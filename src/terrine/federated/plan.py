@@ -57,7 +57,8 @@ class AdaptiveClipping:
     def following(self, bound: float, share: float) -> float:
         """The next bound, after a noisy `share` of the clients was within the present one."""
         exponent = -self.learning_rate * (min(max(share, 0.0), 1.0) - self.quantile)
-        return min(max(bound * math.exp(min(max(exponent, -100.0), 100.0)), 1e-12), 1e12)
+        least, most = check.MODERATE
+        return min(max(bound * math.exp(min(max(exponent, -100.0), 100.0)), least), most)
 
 
 @dataclass(frozen=True, kw_only=True)

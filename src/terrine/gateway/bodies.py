@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, field_validator
 
 from terrine import check
-from terrine.check import LARGEST_EPSILON
+from terrine.check import LARGEST_EPSILON, MODERATE
 from terrine.queries.parsing import LONGEST
 
 DatasetName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$", strict=True)]
@@ -125,9 +125,9 @@ class TrainBody(Body):
     delta: Delta | None = None
     model: Literal["linear", "mlp"] | None = None
     lot: Annotated[int, Field(ge=1, le=10**6, strict=True)] | None = None
-    epochs: Annotated[float, Field(gt=0, le=1_000)] | None = None
-    clip: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    learning_rate: Annotated[float, Field(gt=0, le=1e3)] | None = None
+    epochs: Annotated[float, Field(ge=MODERATE[0], le=1_000)] | None = None
+    clip: Annotated[float, Field(ge=MODERATE[0], le=1e6)] | None = None
+    learning_rate: Annotated[float, Field(ge=MODERATE[0], le=1e3)] | None = None
     tune: Annotated[int, Field(ge=2, le=50, strict=True)] | None = None
     rows_per_person: Annotated[int, Field(ge=1, le=10_000, strict=True)] | None = None
     audit: Annotated[int, Field(ge=0, le=10**5, strict=True)] | None = None

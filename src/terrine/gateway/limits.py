@@ -75,15 +75,7 @@ class RequestBounds:
         if not told.isdigit() or int(told) > self._body:
             await self._refuse(send)
             return
-        arrived, begun = 0, False
-
-        async def bounded() -> Any:
-            nonlocal arrived
-            message = await receive()
-            arrived += len(message.get("body", b""))
-            if arrived > self._body:
-                raise _TooLarge
-            return message
+        begun = False
 
         async def headed(message: Any) -> None:
             nonlocal begun
@@ -95,11 +87,13 @@ class RequestBounds:
             await send(message)
 
         try:
-            await self._app(scope, bounded, headed)
+            await self._app(scope, _Arriving(scope, receive, self._body), headed)
         except _TooLarge:
             if begun:
                 raise
             await self._refuse(send)
+        except _Gone:
+            pass  # nobody is there to be answered, and nothing was asked
 
     async def _refuse(self, send: Any) -> None:
         body = json.dumps({"error": f"the body is larger than {self._body} bytes"}).encode()
@@ -108,5 +102,28 @@ class RequestBounds:
         await send({"type": "http.response.body", "body": body})
 
 
+class _Arriving:
+    """What arrives of one request, as long as it is not too large and its sender stays."""
+
+    def __init__(self, scope: Any, receive: Any, most: int) -> None:
+        self._receive, self._left = receive, most
+        told = dict(scope["headers"])
+        self._whole = told.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in told
+
+    async def __call__(self) -> Any:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._whole:
+            raise _Gone
+        self._left -= len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
+        if self._left < 0:
+            raise _TooLarge
+        return message
+
+
 class _TooLarge(BaseException):
     """Passes by every handler: a body that is too large is nobody's to answer."""
+
+
+class _Gone(BaseException):
+    """Passes by every handler: whoever sent half a body has left."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 
 from terrine.gateway.database import Database, Session, changed
 from terrine.gateway.refusals import Refused, missing
@@ -80,9 +80,10 @@ def lend(
     """Give `member` a role for `dataset`, or change the allowance. What was spent stays.
 
     Raises:
-        Refused: they have another role already, there or everywhere.
+        Refused: they have another role already, there or everywhere; or their name is known in other letters.
     """
     session.execute(select(META).with_for_update())  # one loan at a time, so that no name gets two roles at once
+    _must_be_one(session, member)
     row = find(session, dataset, member, lock=True)
     everywhere = session.execute(select(MEMBERS).where(MEMBERS.c.member == member, MEMBERS.c.revoked == 0))
     for other in everywhere:
@@ -104,6 +105,13 @@ def lend(
     made = find(session, dataset, member)
     assert made is not None
     return shown(made)
+
+
+def _must_be_one(session: Session, member: str) -> None:
+    """Refuse a name that differs from a known one in the case of its letters alone: it would get a second role."""
+    alike = select(MEMBERS.c.member).where(func.lower(MEMBERS.c.member) == member.lower(), MEMBERS.c.member != member)
+    if (known := session.execute(alike.limit(1)).scalar()) is not None:
+        raise Refused(409, f"member: is known as {known}; names that differ in case alone are one: want {known}")
 
 
 def revoke(session: Session, database: Database, dataset: str, member: str) -> None:

@@ -41,7 +41,7 @@ class ChargedAndLost(Refused):
         super().__init__(
             500,
             "the answer failed after it was charged; what was charged stays charged; why is withheld, because it may "
-            "depend on private rows; the data's owner finds it in the server's log",
+            "depend on private rows; the server's log tells the data's owner where to look",
             request=request,
             charged=True,
         )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from types import FrameType
 from typing import Any
 
 import anyio.to_thread
@@ -78,26 +82,39 @@ def create_app(
 
 
 def serve(configuration: Configuration, *, app: FastAPI | None = None, port: int | None = None) -> None:
-    """Serve until interrupted."""
+    """Serve until interrupted; a second interrupt ends the process without waiting for what is being answered."""
     import uvicorn
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.should_exit and sig == signal.SIGINT:  # uvicorn would cancel everything, by traceback
+                os.write(2, b"terrine: ended without waiting; the next start settles what was being answered\n")
+                os._exit(130)
+            super().handle_exit(sig, frame)
 
     told: dict[str, Any] = {}
     if configuration.tls_key is not None and configuration.tls_certificate is not None:
         told["ssl_keyfile"] = str(configuration.path(configuration.tls_key))
         told["ssl_certfile"] = str(configuration.path(configuration.tls_certificate))
-    uvicorn.run(
-        app or create_app(configuration),
-        host=configuration.host,
-        port=configuration.port if port is None else port,
-        proxy_headers=configuration.behind_proxy,
-        forwarded_allow_ips="127.0.0.1" if configuration.behind_proxy else "",
-        server_header=False,
-        access_log=False,  # the gateway keeps its own
-        ws="none",
-        log_level="warning",
-        timeout_keep_alive=30,
-        **told,
+    server = Server(
+        uvicorn.Config(
+            app or create_app(configuration),
+            host=configuration.host,
+            port=configuration.port if port is None else port,
+            proxy_headers=configuration.behind_proxy,
+            forwarded_allow_ips="127.0.0.1" if configuration.behind_proxy else "",
+            server_header=False,
+            access_log=False,  # the gateway keeps its own
+            ws="none",
+            log_level="warning",
+            timeout_keep_alive=30,
+            **told,
+        )
     )
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        sys.exit(3)
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _WORTH = 0.05
 
 
 def bounded(settings: Settings, account: Any, folder: Folder) -> Settings:
-    """The settings with a delta that the account allows, where none is given.
+    """The settings with a delta that the account allows, where none is given; a smaller bound of their own stays.
 
     A run that goes on without its account keeps what it began with.
     """
@@ -28,7 +28,8 @@ def bounded(settings: Settings, account: Any, folder: Folder) -> Settings:
     if folder.has(ASKED) and account is None:
         return replace(settings, delta_at_most=folder.read(ASKED).get("delta_at_most"))
     delta = getattr(getattr(account, "budget", None), "delta", None)
-    return replace(settings, delta_at_most=float(delta)) if delta else settings
+    known = [float(one) for one in (delta, settings.delta_at_most) if one]
+    return replace(settings, delta_at_most=min(known)) if known else settings
 
 
 def check(plan: RunPlan, opened: Opened, account: Any) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from terrine import accounting
+from terrine import accounting, check
 from terrine.events import Budget, Gaussian
 from terrine.linear import LARGEST_WIDTH
 from terrine.pipeline.settings import LEAST_SQUARES, TRAINED_ONLY, Settings
@@ -28,6 +28,7 @@ WITHIN = 2.0
 """How many points an accuracy may be off, unless asked for otherwise."""
 _SHARES = (0.05, 0.1, 0.2)
 """Of epsilon, what an accuracy may cost."""
+_MOST_STEPS = 1e9
 _AUDITED_MOST = 1000
 _CANARIES_MOST = 120
 _WIDE = 1000
@@ -53,9 +54,13 @@ def recipe(settings: Settings, kind: str, examples: int) -> Defaults:
         "whitened linear": (2048, 40.0, 0.3, 0.99),
         "whitened scatter-linear": (4096, 40.0, 0.1, 0.98 if examples >= _MANY else 0.9),
     }.get(kind, (8192, 30.0, 1.0, 0.9))
-    lot = max(1, min(examples, max(examples // 2, 256), most))
+    usual = max(1, min(examples, max(examples // 2, 256), most))
+    lot = usual if settings.lot is None else min(settings.lot, examples)
+    if settings.epochs is not None and settings.epochs * examples / lot > _MOST_STEPS:
+        hint = f"at most {_MOST_STEPS:g} steps in all; this would take {settings.epochs * examples / lot:.3g}"
+        raise check.refuse("epochs", settings.epochs, f"at most {_MOST_STEPS * lot / examples:g}", hint)
     return Defaults(
-        lot=lot if settings.lot is None else min(settings.lot, examples),
+        lot=lot,
         epochs=epochs if settings.epochs is None else settings.epochs,
         clip=clip if settings.clip is None else settings.clip,
         average=average,

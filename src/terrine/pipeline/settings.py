@@ -15,6 +15,8 @@ LOSSES = ("squared", "absolute")
 LEAST_SQUARES = "least-squares"
 """The model that is made from one release instead of a training."""
 TRAINED_ONLY = ("lot", "epochs", "clip", "learning_rate", "device", "tune", "gradient_canaries", "loss")
+_RANGES = {"epochs": (1e-12, 1e6), "learning_rate": (1e-12, 1e6), "tune": (2, 10_000)}
+"""Beyond, a training ends in numbers that are none, or in no time at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +99,13 @@ class Settings:
         for name, at_least in least.items():
             if getattr(self, name) is not None:
                 check.whole(name, getattr(self, name), at_least=at_least)
-        for name in ("epochs", "clip", "learning_rate"):
+        if self.clip is not None:
+            check.moderate("clip", self.clip)
+        for name, (smallest, largest) in _RANGES.items():
             if getattr(self, name) is not None:
-                check.positive(name, getattr(self, name))
-        if self.accuracy_within is not None:
-            check.not_negative("accuracy_within", self.accuracy_within, "points of per cent; 0 for no accuracy")
+                _check_range(name, getattr(self, name), smallest, largest)
+        if self.accuracy_within:
+            _check_range("accuracy_within", self.accuracy_within, 0.01, 100.0, "points of per cent; 0 for no accuracy")
         if self.loss is not None and self.loss not in LOSSES:
             raise check.refuse("loss", self.loss, f"one of {', '.join(LOSSES)}")
         of_sgd = ("lot", "epochs", "clip", "learning_rate", "device", "tune", "gradient_canaries")
@@ -129,3 +133,8 @@ class Settings:
         """The fields in which a kept run differs from these settings."""
         mine = self.as_dict()
         return [name for name in mine if mine[name] != other.get(name)]
+
+
+def _check_range(name: str, value: float, least: float, most: float, hint: str = "") -> None:
+    if not least <= check.number(name, value) <= most:
+        raise check.refuse(name, value, f"between {least:g} and {most:g}", hint)

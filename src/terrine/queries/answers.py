@@ -178,7 +178,10 @@ def explained(plan: QueryPlan) -> Explanation:
     """Price, expected errors and bounds of a plan."""
     cells = plan.groups if plan.selection is not None else math.prod(len(key.values or ()) for key in plan.keys)
     other = "Gaussian" if plan.noise.name == "Laplace" else "Laplace"
-    reason = f"smaller half-widths than {other} at this budget" if plan.compared else "no delta was given for Gaussian"
+    reason = f"smaller half-widths than {other} at this budget"
+    if not plan.compared:
+        own = f"; delta {plan.delta:g} is what private keys may fail by" if plan.selection is not None else ""
+        reason = f"no delta was given for Gaussian noise{own}"
     return Explanation(
         epsilon=certified(plan.event, plan.delta),
         delta=plan.delta,

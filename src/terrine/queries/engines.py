@@ -6,7 +6,6 @@ they are replaced by one line that does not.
 
 from __future__ import annotations
 
-import csv
 import logging
 import threading
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from terrine import check
 from terrine.errors import EngineFailed, InvalidArgument, MissingExtra
+from terrine.queries.csv_files import CsvFile
 
 log = logging.getLogger(__name__)
 _FILES = {".parquet", ".pq", ".csv"}
@@ -27,16 +27,20 @@ _DATABASES = {".duckdb", ".ddb", ".db"}
 
 @dataclass(frozen=True)
 class Traits:
-    """Where an engine differs: whether sums of 64-bit numbers stay in 64 bits, and whether casts of text can fail."""
+    """Where an engine differs: whether sums of 64-bit numbers stay in 64 bits, and whether casts of text can fail.
+
+    `why` is where the owner of the data finds what an engine said when it failed.
+    """
 
     wide: bool
     casts: bool
+    why: str
 
 
 _ENGINES = {
-    "duckdb": Traits(wide=False, casts=True),
-    "postgres": Traits(wide=False, casts=False),
-    "pyspark": Traits(wide=True, casts=True),
+    "duckdb": Traits(wide=False, casts=True, why="SELECT the question's columns of each table in DuckDB itself"),
+    "postgres": Traits(wide=False, casts=False, why="look into the PostgreSQL server's log"),
+    "pyspark": Traits(wide=True, casts=True, why="look into the Spark driver's log"),
 }
 
 
@@ -79,7 +83,7 @@ class Engine:
             kind = type(error).__name__
         raise EngineFailed(
             f"{self.name} failed ({kind}); its message is withheld, because it may quote private rows; what was "
-            "charged stays charged; look into the engine's own log, and clean the table by a public rule"
+            f"charged stays charged; to see why, its owner may {self.traits.why}, and clean the table by a public rule"
         )
 
     def rehearsal(self) -> Engine:
@@ -163,11 +167,9 @@ def _opened(where: str) -> Any:
         wanted = f"a file that ends in {', '.join(sorted(_FILES | _DATABASES))}, or postgresql://..."
         raise check.refuse("connection", where, wanted)
     if suffix in _DATABASES:
-        return _tried(where, lambda: ibis.duckdb.connect(str(path), read_only=True))
-    backend = ibis.duckdb.connect()
-    read = _read_csv if suffix == ".csv" else _read_parquet
-    _tried(where, lambda: read(backend, path))
-    return backend
+        wanted = "a DuckDB file that nothing else has open for writing"
+        return _tried(where, lambda: ibis.duckdb.connect(str(path), read_only=True), wanted)
+    return csv_backend(path) if suffix == ".csv" else _tried(where, lambda: _parquet_backend(path), "a Parquet file")
 
 
 def _postgres(url: str) -> Any:
@@ -175,35 +177,37 @@ def _postgres(url: str) -> Any:
         import psycopg  # noqa: F401
     except ImportError:
         raise MissingExtra("psycopg", extra="postgres") from None
-    return _tried(url.split("@")[-1], lambda: ibis.connect(url))
+    return _tried(url.split("@")[-1], lambda: ibis.connect(url), "a server that answers, and a login that it knows")
 
 
-def _tried(where: str, connect: Any) -> Any:
+def _tried(where: str, connect: Any, wanted: str) -> Any:
     try:
         return connect()
     except Exception as error:
         kind = type(error).__name__
-    raise InvalidArgument(f"{check.shown(where)}: could not be opened ({kind}); want a file or a server that answers")
+    raise InvalidArgument(f"{check.shown(where)}: could not be opened ({kind}); want {wanted}")
 
 
-def _read_parquet(backend: Any, path: Path) -> None:
+def _parquet_backend(path: Path) -> Any:
+    backend = ibis.duckdb.connect()
     backend.read_parquet(str(path), table_name=path.stem)
+    return backend
 
 
-def _read_csv(backend: Any, path: Path) -> None:
-    """Every column as text, by the names of the first line: types guessed from rows would tell about rows.
+def csv_backend(path: Path, *, encoding: str | None = None, separator: str | None = None) -> Any:
+    """A DuckDB backend with a CSV file as its one table, called by the file's stem; every column is text.
 
-    Lines that do not have as many fields as the first are dropped. A file is private as it is parsed: a stray quote
-    that swallows other people's lines is the owner's to mend, and so are bytes that are no UTF-8 and lone carriage
-    returns, at which DuckDB fails whatever is asked.
+    Types guessed from rows would tell about rows. What is not said of how the file is written, the schema beside it or
+    its first line tells.
+
+    Raises:
+        InvalidArgument: the file is not there, or its line of column names is not as it should be.
     """
-    with path.open("rb") as file:
-        names = next(csv.reader([file.readline().decode("utf-8", "replace")]), [])
-    if not names or len({name.casefold() for name in names}) != len(names) or not all(names):
-        raise InvalidArgument(f"{path.name}: want a first line of different column names")
-    options = {"header": True, "auto_detect": False, "delim": ",", "quote": '"', "escape": '"', "ignore_errors": True}
-    columns = dict.fromkeys(names, "VARCHAR")
-    backend.read_csv(str(path), table_name=path.stem, columns=columns, **options)
+    if not path.is_file():
+        raise InvalidArgument(f"{check.shown(str(path))}: no such file; want one that is there")
+    backend = ibis.duckdb.connect()
+    backend.con.register(path.stem, CsvFile(path, encoding=encoding, separator=separator))
+    return backend
 
 
 def _known() -> str:

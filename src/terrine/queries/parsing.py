@@ -110,14 +110,26 @@ def _parsed(sql: str) -> exp.Expr:
     except RecursionError:
         raise refused("a text nested too deeply", f"want at most {DEEPEST} levels") from None
     except (SqlglotError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
-        first = str(error).split("\n")[0].replace("\x1b[4m", "").replace("\x1b[0m", "")
-        raise InvalidArgument(f"sql: not understood ({check.shown(first, 80, written=str)}); want one SELECT") from None
+        raise _not_understood(error) from None
     finally:
         logging.getLogger("sqlglot").setLevel(level)
     if len(trees) != 1:
         raise refused(f"{len(trees)} statements", "want exactly one SELECT")
     tree: exp.Expr = trees[0]
     return tree
+
+
+def _not_understood(error: Exception) -> InvalidArgument:
+    """Which word was not understood, and after which; the parser's own words name its classes."""
+    places = getattr(error, "errors", None) or [{}]
+    word, before = (str(places[0].get(name) or "") for name in ("highlight", "start_context"))
+    if not word:
+        return InvalidArgument("sql: not understood; is a quote open, or the end left out? want one SELECT")
+    after = f" after {check.shown(' '.join(before.split())[-30:].strip())}" if before.strip() else ""
+    return InvalidArgument(
+        f"sql: not understood at {check.shown(word, 40)}{after}; want one SELECT, with double quotes around names that "
+        'are words of SQL, such as "when"'
+    )
 
 
 def _shallow(tokens: list[Any]) -> None:

@@ -139,7 +139,11 @@ class Schema:
         """
         used = [name for name, column in self.columns.items() if column.width]
         if missing := [name for name in used if name not in table.column_names]:
-            raise InvalidArgument(f"the table lacks {_listed(missing)}: want every column of the schema")
+            there = ", ".join(repr(name) for name in table.column_names[:12])
+            raise InvalidArgument(
+                f"the table lacks {_listed(missing)}: want every column of the schema, by its name in the same case; "
+                f"it has {there}"
+            )
         if not used:
             raise InvalidArgument("the schema uses no column: want at least one number, category, date or text")
 
