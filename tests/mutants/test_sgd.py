@@ -122,8 +122,9 @@ def no_clipping(self, contributions, squares, rule, scale=1.0):
 
 def a_mean_taken_for_a_sum(self, contributions, squares, rule, scale=1.0):
     """Clip the already averaged gradients at the bound, then multiply back by the lot size."""
-    norms = REAL_ADD(self, contributions, squares, rule, 1.0)
-    self._totals = {name: one * scale for name, one in self._totals.items()}
+    lot = len(next(iter(squares.values())))
+    norms = REAL_ADD(self, contributions, squares, rule, scale / lot)
+    self._totals = {name: one * lot for name, one in self._totals.items()}
     return norms
 
 
