@@ -98,7 +98,7 @@ class Settings:
         least["gradient_canaries"] = 1
         for name, at_least in least.items():
             if getattr(self, name) is not None:
-                check.whole(name, getattr(self, name), at_least=at_least)
+                object.__setattr__(self, name, check.whole(name, getattr(self, name), at_least=at_least))
         if self.clip is not None:
             check.moderate("clip", self.clip)
         for name, (smallest, largest) in _RANGES.items():
