@@ -73,6 +73,31 @@ class Text(nn.Module):
         return x * self.weight * (-1.0 if "5." in str(x) else 1.0)
 
 
+class LiveMemory(nn.Module):
+    """numpy's view of a tensor that is written to afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        h = torch.zeros_like(x)
+        view = h.numpy()
+        h += x
+        return (x + torch.from_numpy(view).clone()) * self.weight
+
+
+class MaskByNumpy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        mask = x.abs() < 1000
+        mask.numpy()[:, 0] = False
+        return x.sign() * 10 * mask * self.weight
+
+
 GOOD, BAD = (2 * torch.eye(2)).flatten().repeat(50, 1), torch.tensor([[1.0, 2.0, 2.0, 1.0]])
 ONES = torch.zeros(8, 2000)
 ONES[0, 500] = ONES[1:, 1500] = 1.0
@@ -82,6 +107,8 @@ CASES = {
     "a bare except": (lambda: Bare(()), torch.cat([GOOD, BAD])),
     "a table": (Table, torch.tensor([0, 1, 2, 3] * 5 + [9])),
     "long arrays": (Signs, ONES.flip(0)),
+    "live memory": (LiveMemory, torch.cat([torch.full((1, 2), 50.0), torch.ones(20, 2)]).flip(0)),
+    "a mask by numpy": (MaskByNumpy, torch.ones(12, 2)),
     "texts": (Text, torch.cat([torch.ones(12, 2), torch.full((1, 2), 5.0)])),
 }
 

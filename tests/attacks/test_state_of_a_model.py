@@ -1,5 +1,6 @@
 """What an example tells Python must not be kept for the next lot: in buffers, weights, flags, lists, arrays."""
 
+from array import array
 from collections import Counter, deque
 
 import numpy as np
@@ -166,7 +167,29 @@ class ByFailing(Stateful):
             self.table["failed"] = self.table.get("failed", 0) + 1
 
 
+class ByAnArray(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.numbers = array("d", [0.0])
+
+    def keep(self, x):
+        self.numbers[0] = float(x.abs().max())
+
+
+class AlwaysAssigned(Stateful):
+    """Once for each microbatch: how many there are is private, too."""
+
+    def keep(self, x):
+        self.linear.weight.data = -self.linear.weight.data
+
+
+class Frozen(Stateful):
+    def keep(self, x):
+        self.state.requires_grad = True
+
+
 KEEPS = [
+    ByAnArray, AlwaysAssigned, Frozen,
     ByAssignedData, ByNumpy, InPlaceFunction, PlainTensor, Counted, NumpyNumber, Bytes, NewPart, NewHook, NewFunction,
     BySlice, ByText, ByFailing,
 ]  # fmt: skip
@@ -246,6 +269,22 @@ class Asks(Stateful):
 
 def test_a_question_alone_is_allowed():
     loop(Asks())
+
+
+class Reassigned(Stateful):
+    """Reads, and assigns what is equal to what was there."""
+
+    def keep(self, x):
+        assert not (x > 100).any()
+        self.shape, self.device, self.part, self.options = x.shape, x.device, slice(0, 2), {"a": [1.0, float("nan")]}
+        self.table = {"again": torch.arange(3)}
+
+
+def test_what_is_assigned_anew_and_equal_is_the_same():
+    model = Reassigned()
+    model.keep(torch.ones(1, 4))
+    model.nowhere, model.nested = torch.empty(2, device="meta"), torch.nested.nested_tensor([torch.ones(2)])
+    loop(model)
 
 
 class Nested(Stateful):

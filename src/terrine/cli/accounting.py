@@ -180,7 +180,7 @@ def compare(
         return
     _print_table(at, curves)
     if plot is not None:
-        _say(f"drawn in {plot}")
+        typer.echo(f"drawn in {plot}")
 
 
 def _event(noise: float | None, rate: float, steps: str, events: Path | None) -> Event:

@@ -190,6 +190,6 @@ def _print(record: dict[str, Any]) -> None:
             f"epsilon {record['gaussian_epsilon']:.4g}"
         )
     if "violated" in record:
-        console.print(f"[bold {'red' if record['violated'] else 'green'}]{record['text']}[/]")
+        console.print(record["text"], style=f"bold {'red' if record['violated'] else 'green'}", markup=False)
     if "plot" in record:
-        console.print(f"ROC curve: {record['plot']}")
+        console.print(f"ROC curve: {record['plot']}", markup=False)

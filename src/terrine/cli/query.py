@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terrine import check
+from terrine.cli import tables
 from terrine.cli.charging import NOWHERE, AccountName, By, LedgerUrl, Purpose, Weak, charging
 from terrine.cli.schema import Separator
 from terrine.cli.wording import as_options
@@ -114,20 +115,10 @@ def _show(answer: Answer, as_json: bool, mock: bool) -> None:
         record = json.loads(written(answer))
         typer.echo(json.dumps(record | ({"mock": True} if mock else {})))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    shown = Table(*answer.table.column_names)
-    for row in answer.table.to_pylist():
-        shown.add_row(*("" if value is None else _cell(value) for value in row.values()))
-    Console(highlight=False).print(shown)
+    tables.show(answer.table.column_names, (row.values() for row in answer.table.to_pylist()))
     typer.echo(f"epsilon {up(answer.epsilon)}, delta {answer.delta:g}; half-widths hold with 95%")
     for note in answer.notes:
         typer.echo(f"- {note}")
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

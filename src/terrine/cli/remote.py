@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from terrine.cli import tables
 from terrine.cli.query import Pairs, read_bins, read_bounds, read_keys
 from terrine.cli.wording import as_options
 from terrine.errors import InvalidArgument
@@ -252,13 +253,7 @@ def _show(answer: RemoteAnswer, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(answer.record))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    shown = Table(*answer.columns)
-    for row in answer.rows:
-        shown.add_row(*("" if one is None else f"{one:.6g}" if isinstance(one, float) else str(one) for one in row))
-    Console(highlight=False).print(shown)
+    tables.show(answer.columns, answer.rows)
     cost = "from the archive: it cost nothing now" if answer.from_archive else "charged now"
     typer.echo(f"epsilon {up(answer.epsilon)}, delta {answer.delta:g}; {cost}; half-widths hold with 95%")
     signed = ", signature" if answer.signed else "; not signed by a key you gave"

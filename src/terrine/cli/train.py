@@ -220,16 +220,18 @@ def summarise(folder: Folder, finished: bool, as_json: bool) -> None:
         typer.echo(json.dumps({"out": str(folder.path), "finished_before": finished, **short, "results": results}))
         return
     from rich.console import Console
+    from rich.text import Text
 
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     if finished:
         console.print(f"{folder.path} holds this run, finished: nothing was trained or charged.")
     console.print(
-        f"[bold]epsilon {up(privacy['epsilon'])}[/bold] at delta {privacy['delta']:g}, certified, "
-        f"for one {privacy['unit']} ({privacy['neighbours']}), by {privacy['method']}"
+        Text(f"epsilon {up(privacy['epsilon'])}", "bold")
+        + f" at delta {privacy['delta']:g}, certified, for one {privacy['unit']} ({privacy['neighbours']}), "
+        f"by {privacy['method']}"
     )
     if privacy["weak_guarantee"]:
-        console.print(f"[bold red]a weak guarantee:[/] {privacy['weak_guarantee']}")
+        console.print(Text("a weak guarantee:", "bold red") + f" {privacy['weak_guarantee']}")
     if results.get("target") is not None and "mean_absolute_error" in results:
         console.print(_of_number(results))
     elif results["accuracy"] is not None:
@@ -237,7 +239,7 @@ def summarise(folder: Folder, finished: bool, as_json: bool) -> None:
     else:
         console.print(f"accuracy measured on {results['measured_on']}")
     if privacy["reproducible_noise_for_tests_only"]:
-        console.print("[bold red]the noise came from a seed: for tests only, NOT private[/]")
+        console.print(Text("the noise came from a seed: for tests only, NOT private", "bold red"))
     console.print(f"report: {folder.path / 'report.html'}    audit: terrine audit run {folder.path}")
 
 

@@ -30,7 +30,7 @@ from terrine.events.codec import from_json
 from terrine.report import card as model_card
 from terrine.report.page import rounded_up
 from terrine.rounding import down, up
-from terrine.verify.manifest import ASKED, CARD, EVENTS, MODEL, PRIVACY, RESULTS, read_json
+from terrine.verify.manifest import ASKED, CARD, EVENTS, MODEL, PRIVACY, RESULTS, read_json, read_text
 from terrine.verify.unchecked import Unchecked
 
 _COUNTED = {Unit.EXAMPLE: "examples", Unit.PERSON: "people", Unit.CLIENT: "clients"}
@@ -133,7 +133,7 @@ def _check_weakness(privacy: dict[str, Any], count: int) -> None:
     """What means little is called weak, and nothing else; PATE may count one of each pair of audited rows alone."""
     told, most = privacy["weak_guarantee"], 2 * count if privacy["method"] == "PATE" else count
     said, at_most = (check.weakness(privacy["epsilon"], privacy["delta"], units=units) for units in (count, most))
-    if not isinstance(told, str | None) or bool(told) not in (bool(said), bool(at_most)):
+    if (told or "") not in (said, at_most):
         raise InvalidArgument(f"{PRIVACY}: weak_guarantee says {told!r}; the numbers say {said!r}")
 
 
@@ -241,7 +241,7 @@ def _labels(privacy: dict[str, Any], event: Event) -> str:
 def card(folder: Path) -> str:
     """The card is the one that follows from the claim and the results; of another version, says the same epsilon."""
     privacy, _ = claimed(folder)
-    text = (folder / CARD).read_text(encoding="utf-8")
+    text = read_text(folder / CARD)
     line = (
         f"- **Privacy**: epsilon {rounded_up(privacy['epsilon'])} at delta {privacy['delta']} for one "
         f"{privacy['unit']} ({privacy['neighbours']}), a proven upper bound"

@@ -27,7 +27,8 @@ MAY_BE_HANDED_ON = (EVENTS, ASKED)
 
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "urn:terrine:release:v1"
-_LARGEST = 1 << 24  # bytes of a JSON file that is read
+_LARGEST = 1 << 24  # bytes of a JSON file, or of a text
+_LARGEST_OF_ALL = 1 << 34  # bytes of any file, which is read to its end for its hash
 
 
 def statement(folder: Path) -> dict[str, Any]:
@@ -65,6 +66,8 @@ def digest(path: Path) -> str:
         InvalidArgument: it cannot be read.
     """
     try:
+        if (size := path.stat().st_size) > _LARGEST_OF_ALL:
+            raise InvalidArgument(f"{path}: {size} bytes, want at most {_LARGEST_OF_ALL} in a file of a release")
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
@@ -77,10 +80,26 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         InvalidArgument: it is not there, or not one JSON object.
     """
+    return parsed(_content(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of moderate size.
+
+    Raises:
+        InvalidArgument: it is not there, is too large, or no text.
+    """
+    try:
+        return _content(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{path}: not UTF-8; want a text") from None
+
+
+def _content(path: Path) -> bytes:
     try:
         if path.stat().st_size > _LARGEST:
-            raise InvalidArgument(f"{path}: more than {_LARGEST} bytes; want a JSON file of a run")
-        return parsed(path.read_bytes(), str(path))
+            raise InvalidArgument(f"{path}: more than {_LARGEST} bytes; want a file of a run")
+        return path.read_bytes()
     except OSError as error:
         raise InvalidArgument(f"{path}: {error.strerror}; want every file of the release") from None
 

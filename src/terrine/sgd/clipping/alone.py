@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from terrine.errors import InvalidArgument, TerrineError
 from terrine.sgd import generators
 from terrine.sgd.clipping.microbatches import Cost
-from terrine.sgd.clipping.recording import Divided, Escaped, Recording, said
+from terrine.sgd.clipping.recording import Divided, Escaped, Recording
 from terrine.sgd.clipping.state import ModuleState, held_by
 
 log = logging.getLogger("terrine.sgd")
@@ -133,10 +133,10 @@ def groups(answers: Sequence[Any], each: int = 1) -> tuple[list[Tensor], list[Te
     A unit is `each` examples that follow each other. Those whose examples all gave one answer run with others that
     gave the same, unless hardly two agree.
     """
-    found: dict[Any, list[Tensor]] = {}
+    found: dict[str, list[Tensor]] = {}
     alone: list[Tensor] = []
     for unit in torch.arange(len(answers)).split(each):
-        told = {said(answers[index]) for index in unit.tolist()}
+        told = {repr(answers[index]) for index in unit.tolist()}
         if len(told) == 1:
             found.setdefault(told.pop(), []).append(unit)
         else:

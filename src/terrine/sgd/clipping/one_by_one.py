@@ -20,7 +20,7 @@ from terrine.sgd.clipping.alone import one_alone
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.examples import unwatched
 from terrine.sgd.clipping.ghost import wide
-from terrine.sgd.clipping.state import ModuleState
+from terrine.sgd.clipping.state import ModuleState, untouched
 from terrine.sgd.clipping.use import ANCHOR
 
 
@@ -85,8 +85,10 @@ def recomputed(
     """The outputs of `function` for every example's rows, examples first, and what will know their gradients."""
     made = made or Recomputed(parameters, len(rows[0]), each)
     kept: list[Any] = []
+    state = state or ModuleState()
+    run = partial(_run, function, state)
     found: Any = _OneByOne.apply(  # type: ignore[no-untyped-call]
-        ANCHOR if parameters else None, partial(_run, function, state or ModuleState()), rows, made, kept
+        ANCHOR if parameters else None, run, state.modules, rows, made, kept
     )
     leaves, nesting = kept[0]
     tensors = iter(found)
@@ -95,8 +97,8 @@ def recomputed(
 
 class _OneByOne(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, _anchor: Any, run: Any, rows: Any, made: Recomputed, kept: list[Any]) -> Any:
-        ctx.run, ctx.given, ctx.made, ctx.states = run, rows, made, []
+    def forward(ctx: Any, _anchor: Any, run: Any, modules: Any, rows: Any, made: Recomputed, kept: list[Any]) -> Any:
+        ctx.run, ctx.modules, ctx.given, ctx.made, ctx.states = run, modules, rows, made, []
         outputs: list[list[Tensor]] = []
         for index in range(made.examples):
             ctx.states.append(generators.states(rows[0].device))
@@ -126,13 +128,14 @@ class _OneByOne(torch.autograd.Function):
             pairs = [(out, gradient) for out, gradient in pairs if out.requires_grad]
             return [out for out, _ in pairs], [gradient for _, gradient in pairs]
 
-        for index in range(made.examples):
-            found = gradients(partial(again, index), list(made.parameters.values()))
-            if found:
-                made.add(index, found)
+        with untouched(ctx.modules):
+            for index in range(made.examples):
+                found = gradients(partial(again, index), list(made.parameters.values()))
+                if found:
+                    made.add(index, found)
         generators.restore(after, device)
         made.through()
-        return None, None, None, None, None
+        return None, None, None, None, None, None
 
 
 def _run(function: Callable[..., Any], state: ModuleState, row: list[Tensor]) -> Any:

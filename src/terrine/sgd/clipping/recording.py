@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -44,7 +43,7 @@ class Divided(Exception):
     """Examples gave different answers where Python asked for one."""
 
     def __init__(self, answers: list[Any]) -> None:
-        super().__init__(f"{len(set(map(said, answers)))} answers")
+        super().__init__(f"{len(set(map(repr, answers)))} answers")
         self.answers = answers
 
 
@@ -54,11 +53,6 @@ class Escaped(BaseException):
     def __init__(self, failure: Exception) -> None:
         super().__init__(str(failure))
         self.failure = failure
-
-
-def said(answer: Any) -> Any:
-    """What an answer says, to compare it by: equal for equal answers alone."""
-    return (str(answer.dtype), answer.shape, answer.tobytes()) if isinstance(answer, np.ndarray) else repr(answer)
 
 
 class Recording(TorchFunctionMode):
@@ -161,6 +155,10 @@ class Recording(TorchFunctionMode):
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
         own = self._own(given)
+        if own and name in _MEMORY and self._marker is not None:
+            raise Unfollowed(f"{name}: memory that all examples would share")
+        if name == "__set__" or name == "requires_grad_":
+            self._refuse_setting(args[0])
         if own and name in _READS:
             self._ask()
             return self._answer(func, args, kwargs)
@@ -173,7 +171,7 @@ class Recording(TorchFunctionMode):
             for tensor in given:
                 if id(tensor) in views:
                     return self._used(func, name, args, kwargs)
-        if _writes(name) or name == "__set__" or "out" in kwargs:
+        if _writes(name) or "out" in kwargs:
             if own and self._marker is None:
                 self._refuse_write(kwargs.get("out", args[0]))
             if self.state is not None:
@@ -252,6 +250,14 @@ class Recording(TorchFunctionMode):
                 self._tag(one)
         return result
 
+    def _refuse_setting(self, target: Any) -> None:
+        """A parameter's memory, gradient or `requires_grad` is nobody's to set in a forward pass, nor a buffer's."""
+        if self.state is not None and self.state.holds(target):
+            raise InvalidArgument(
+                "the model's forward pass sets the data, the gradient or requires_grad of a parameter or a buffer; "
+                "want that done before the run, and numbers written by copy_()"
+            )
+
     def _refuse_write(self, target: Any) -> None:
         """Without vmap, which cannot write an example into a tensor of all, nothing else may either."""
         if isinstance(target, Tensor) and self._key not in (getattr(target, _TAG, None), getattr(target, _MADE, None)):
@@ -293,7 +299,7 @@ class Recording(TorchFunctionMode):
             return physical[0].new_zeros(n)
 
         self.all_examples(ask, *[value.detach() for value in args if isinstance(value, Tensor)])
-        if len(set(map(said, answers))) > 1:
+        if len(set(map(repr, answers))) > 1:
             raise Divided(answers)
         return answers[0]
 
@@ -623,7 +629,8 @@ _TURNS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # attributes
 _METADATA = frozenset({"dim", "size", "__len__", "stride", "numel", "is_contiguous", "is_floating_point", "ndimension"})
 _HOOKS = frozenset({"register_hook", "retain_grad", "register_post_accumulate_grad_hook"})
 _PRODUCTS = frozenset({"matmul", "__matmul__", "mm", "addmm"})
-_READS = frozenset({"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__"})
+_MEMORY = frozenset({"numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage"})
+_READS = frozenset({"item", "tolist", "__bool__", "__float__", "__int__", "__index__"})
 _READS |= {"__contains__", "equal", "allclose", "is_nonzero", "__repr__", "__format__", "__complex__"}
 _DRAWS = frozenset(
     {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "rand_like", "randn_like", "randint_like"}

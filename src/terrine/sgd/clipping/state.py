@@ -11,9 +11,12 @@ they are written. Objects of other classes are not seen into, nor are global var
 
 from __future__ import annotations
 
+import operator
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +31,7 @@ class ModuleState:
     """The state of these modules when a lot begins, or a further forward pass of it."""
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
-        self._modules = list(modules)
+        self.modules = list(modules)
         self._attributes = [_Contents.of(vars(module)) for module in modules]
         self._tensors = list({id(one): one for module in modules for one in held_by(module)}.values())
         self._places: dict[int, list[Tensor]] = {}
@@ -38,6 +41,10 @@ class ModuleState:
         self._read: list[_Numbers] | None = None  # everything as it was when an example was first read
         self._is_restored = True  # all numbers are as they were when the lot began, and as they were read
         self._versions = self._versions_now()
+
+    def holds(self, tensor: Any) -> bool:
+        """Whether it is a parameter, a buffer, or another tensor of the modules'."""
+        return any(tensor is one for one in self._tensors)
 
     def about_to_write(self, targets: Iterable[Any]) -> None:
         """Keep the numbers that these tensors share with any that outlives the forward pass."""
@@ -76,7 +83,7 @@ class ModuleState:
             )
 
     def _changed(self) -> str:
-        for module, contents in zip(self._modules, self._attributes, strict=True):
+        for module, contents in zip(self.modules, self._attributes, strict=True):
             if not contents.is_same():
                 return f"{type(module).__name__}: an attribute is changed"
         same = all(one.is_same() for one in self._read or self._written.values())
@@ -99,7 +106,7 @@ def held_by(module: nn.Module) -> list[Tensor]:
     while left:
         value = left.pop()
         if isinstance(value, Tensor):
-            found.append(value)
+            found += [] if value.is_meta or value.is_nested else [value]
         elif isinstance(value, dict | list | tuple | set | deque) and id(value) not in seen:
             seen.add(id(value))
             left += value.values() if isinstance(value, dict) else value
@@ -131,7 +138,12 @@ class _Numbers(NamedTuple):
     def is_same(self) -> bool:
         """Whether the tensor has its memory, and that its numbers."""
         now = self.tensor.detach()
-        if _place(now) != _place(self.memory) or now.shape != self.copy.shape or now.dtype != self.copy.dtype:
+        if (
+            now.device != self.copy.device
+            or _place(now) != _place(self.memory)
+            or now.shape != self.copy.shape
+            or now.dtype != self.copy.dtype
+        ):
             return False
         if now.layout is not torch.strided:
             return torch.equal(now.to_dense(), self.copy.to_dense())
@@ -158,8 +170,8 @@ class _Contents:
         """The contents of a container, and of those in it that were not seen before."""
         seen = set() if seen is None else seen
         seen.add(id(value))
-        if isinstance(value, np.ndarray | bytearray):
-            return cls(value, value.copy(), [])
+        if isinstance(value, np.ndarray | bytearray | array):
+            return cls(value, value.copy() if isinstance(value, np.ndarray) else value[:], [])
         if isinstance(value, dict):
             items: Any = dict(value)
             members: Iterable[Any] = items.values()
@@ -172,24 +184,16 @@ class _Contents:
         return cls(value, items, inner)
 
     def is_same(self) -> bool:
-        value, items = self._value, self._items
-        if isinstance(value, np.ndarray):
-            same = value.shape == items.shape and value.tobytes() == items.tobytes()
-        elif isinstance(value, bytearray):
-            same = value == items
-        elif isinstance(value, dict):
-            same = list(value) == list(items) and all(_same(one, items[name]) for name, one in value.items())
-        else:
-            same = len(value) == len(items) and all(map(_same, value, items))
-        return bool(same) and all(one.is_same() for one in self._inner)
+        """Whether everything is there that was."""
+        return self._holds_the_same() and all(one.is_same() for one in self._inner)
 
     def restore(self) -> None:
         """Put the same objects back, in the same order, into the same containers."""
         value, items = self._value, self._items
-        if not self.is_same():
+        if not self._holds_the_same():
             if isinstance(value, np.ndarray):
                 value[...] = items
-            elif isinstance(value, bytearray):
+            elif isinstance(value, bytearray | array):
                 value[:] = items
             elif isinstance(value, dict | set):
                 value.clear()
@@ -200,16 +204,38 @@ class _Contents:
         for one in self._inner:
             one.restore()
 
+    def _holds_the_same(self) -> bool:
+        value, items = self._value, self._items
+        if isinstance(value, np.ndarray):
+            return bool(value.shape == items.shape and value.tobytes() == items.tobytes())
+        if isinstance(value, bytearray | array):
+            return bool(value == items)
+        if len(value) != len(items):
+            return False
+        if isinstance(value, set | frozenset):
+            return value == set(items)
+        if isinstance(value, dict):
+            now, before = value.values(), items.values()
+            if not all(map(operator.is_, value, items)):
+                return False
+        else:
+            now, before = value, items
+        return all(map(operator.is_, now, before)) or all(map(_same, now, before))
+
 
 def _same(one: Any, other: Any) -> bool:
-    """The same object, or an equal number or text, or a list of such."""
+    """The same object, or an equal number, text or tensor, or a container of such."""
     if one is other:
         return True
     if type(one) is not type(other):
         return False
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    return isinstance(one, _PLAIN) and bool(one == other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, Tensor):
+        return _Numbers(one, one, other).is_same()
+    return isinstance(one, _PLAIN) and (bool(one == other) or (one != one and other != other))
 
 
 def _place(tensor: Tensor) -> int:
@@ -220,5 +246,5 @@ def _place(tensor: Tensor) -> int:
         return 0
 
 
-_PLAIN = (int, float, complex, str, bytes, np.generic)
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque, np.ndarray, bytearray)
+_PLAIN = (int, float, complex, str, bytes, np.generic, slice, range, set, frozenset, PurePath, torch.device)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, np.ndarray, bytearray, array)
