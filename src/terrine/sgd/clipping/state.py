@@ -239,9 +239,9 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _place(tensor: Tensor) -> int:
-    """Where a tensor's memory begins; 0 for one under vmap, or without any."""
+    """Which memory a tensor is in: one and the same for its views; 0 for one under vmap, or without any."""
     try:
-        return int(tensor.untyped_storage().data_ptr())
+        return id(tensor.untyped_storage())
     except (RuntimeError, NotImplementedError):
         return 0
 
