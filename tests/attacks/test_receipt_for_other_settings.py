@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from terrine import pipeline
-from terrine.errors import InvalidArgument
+from terrine.errors import BudgetExceeded
 from terrine.events import Budget
 from terrine.ledger import Ledger
 
@@ -25,6 +25,8 @@ def test_an_old_receipt_does_not_pay_for_another_learning_rate(tmp_path):
         asked = json.loads((folder / "run.json").read_text())
         (folder / "run.json").write_text(json.dumps(asked | {"learning_rate": 9.0}))
         shutil.rmtree(folder / "owner" / "checkpoint", ignore_errors=True)
-        with pytest.raises(InvalidArgument, match="charged, for something else"):
+        with pytest.raises(
+            BudgetExceeded, match="nothing was charged"
+        ):  # the receipt of a run that is over pays no more
             pipeline.train(settings(learning_rate=9.0), folder, account=account)
         assert len(list(account.history())) == 1
