@@ -21,8 +21,8 @@ _AFTER_THE_NOISE = """
     learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio optim_args weight_decay adam_beta1
     adam_beta2 adam_epsilon"""
 _ON_ONE_EXAMPLE = """
-    label_smoothing_factor gradient_checkpointing gradient_checkpointing_kwargs use_cache neftune_noise_alpha tf32
-    remove_unused_columns label_names"""
+    label_smoothing_factor gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing
+    activation_checkpointing_kwargs use_cache neftune_noise_alpha tf32 remove_unused_columns label_names"""
 _READING = """
     dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
     dataloader_multiprocessing_context dataloader_in_order use_cpu no_cuda local_rank seed data_seed full_determinism
