@@ -66,4 +66,5 @@ class Adaptive:
     def following(self, bound: float, fraction: float) -> float:
         """The next bound, after a noisy `fraction` of the examples was within the present one."""
         exponent = -self.learning_rate * (min(max(fraction, 0.0), 1.0) - self.quantile)
-        return min(max(bound * math.exp(exponent), 1e-12), 1e12)
+        least, most = check.MODERATE
+        return min(max(bound * math.exp(exponent), least), most)

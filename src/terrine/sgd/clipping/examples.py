@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -92,6 +92,24 @@ def tensors(values: Iterable[Any]) -> list[Tensor]:
         elif isinstance(value, dict):
             found += tensors(value.values())
     return found
+
+
+def keeps_what_it_sees(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What a function of torch's writes by itself, into a table or running statistics that it is given; "" for nothing.
+
+    Neither is written to in the call's name, so nothing else would tell.
+    """
+    if name in ("embedding", "embedding_bag"):
+        return "max_norm changes the rows that are read" if _given(args, kwargs, 3, "max_norm") is not None else ""
+    if name not in ("batch_norm", "instance_norm") or _given(args, kwargs, 1, "running_mean") is None:
+        return ""
+    is_batch = name == "batch_norm"
+    learns = _given(args, kwargs, 5, "training" if is_batch else "use_input_stats", not is_batch)
+    return "running statistics are kept" if learns else ""
+
+
+def _given(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str, default: Any = None) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name, default)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from terrine.errors import InvalidArgument
 from terrine.sgd import generators
 from terrine.sgd.clipping.contribution import Contribution, Dense, kept_bytes
-from terrine.sgd.clipping.examples import tensors
+from terrine.sgd.clipping.examples import keeps_what_it_sees, tensors
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.parameter_view import ParameterView, is_view, merged, settle, shares_memory
 from terrine.sgd.clipping.state import ModuleState
@@ -48,7 +48,7 @@ class Divided(Exception):
 
 
 class Escaped(BaseException):
-    """A failure under vmap, past whatever the model would catch: of one example, it must not be everybody's."""
+    """A failure under vmap. The model cannot catch it: one example's failure would send all the others that way."""
 
     def __init__(self, failure: Exception) -> None:
         super().__init__(str(failure))
@@ -159,6 +159,8 @@ class Recording(TorchFunctionMode):
             raise Unfollowed(f"{name}: memory that all examples would share")
         if name == "__set__" or name == "requires_grad_":
             self._refuse_setting(args[0])
+        if name != "batch_norm" and (kept := keeps_what_it_sees(name, args, kwargs)):
+            raise InvalidArgument(f"{name}: {kept}, which no noise protects; want it without")
         if own and name in _READS:
             self._ask()
             return self._answer(func, args, kwargs)
@@ -554,18 +556,6 @@ def _refuse_statistics(_recording: Recording, func: Any, args: Any, kwargs: Any)
     return func(*args, **kwargs)
 
 
-def _refuse_running(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    if (kwargs.get("running_mean") if len(args) < 2 else args[1]) is not None and kwargs.get("use_input_stats", True):
-        raise InvalidArgument("instance normalisation with running statistics, which no noise protects; want none")
-    return func(*args, **kwargs)
-
-
-def _refuse_norms(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    if (kwargs.get("max_norm") if len(args) < 4 else args[3]) is not None:
-        raise InvalidArgument(f"{func.__name__}: max_norm changes the rows that an example reads, without noise")
-    return func(*args, **kwargs)
-
-
 @lru_cache(maxsize=8)
 def signature(func: Callable[..., Any]) -> inspect.Signature:
     """The signature of a function in Python."""
@@ -578,9 +568,6 @@ INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
     functional.avg_pool2d: _pooled,
     functional.adaptive_avg_pool2d: _pooled,
     functional.batch_norm: _refuse_statistics,
-    functional.instance_norm: _refuse_running,
-    functional.embedding: _refuse_norms,
-    functional.embedding_bag: _refuse_norms,
     Tensor.view: _viewed,
     Tensor.requires_grad_: _still_batched,
     functional.cross_entropy: _weighted,

@@ -22,7 +22,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping.examples import tensors
+from terrine.sgd.clipping.examples import keeps_what_it_sees, tensors
 from terrine.sgd.isolation import operations  # noqa: F401  fills the table
 from terrine.sgd.isolation.call import TABLE, Call, Mixed, Mixes, Rows, Status, Total, holds, is_plain, names
 from terrine.sgd.isolation.losses import COMPUTED
@@ -107,7 +107,7 @@ def _followed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if attribute != "requires_grad":
             raise InvalidArgument(f"an attribute set at {place()}: the tensors of a lot stay what they are")
         return func(plain(args[0]), *args[1:])
-    if name in _REFUSED or _keeps_statistics(name, args, kwargs):
+    if name in _REFUSED or keeps_what_it_sees(name, args, kwargs):
         raise InvalidArgument(f"{name} at {place()}: {_REFUSED.get(name, _STATISTICS)}")
     bare = {id(one): plain(one) for one in lots}
     known: dict[int, Status] = {id(bare[id(one)]): one.status for one in lots}
@@ -141,19 +141,6 @@ def _followed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return handed(leaf, lot, found)
 
     return pytree.tree_map(tag, result)
-
-
-def _keeps_statistics(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether a function of torch's changes a table, or running statistics, by what it is given."""
-    if name in ("embedding", "embedding_bag"):
-        return (args[3] if len(args) > 3 else kwargs.get("max_norm")) is not None
-    if (
-        name not in ("batch_norm", "instance_norm")
-        or (args[1] if len(args) > 1 else kwargs.get("running_mean")) is None
-    ):
-        return False
-    said = kwargs.get("training", False) if name == "batch_norm" else kwargs.get("use_input_stats", True)
-    return bool(args[5] if len(args) > 5 else said)
 
 
 def _computed(call: Call) -> tuple[Any, Any]:

@@ -12,21 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.contribution import Lookup, summed_by_token, without
 from terrine.sgd.clipping.ghost import norms_rounded_up, wide
 from terrine.sgd.clipping.use import Found, Unfollowed, Use, call, rule_for
 
 
-def _refuse_max_norm(use: Use) -> None:
-    if use.argument(3, "max_norm") is not None:
-        raise InvalidArgument(
-            f"{use.function.__name__}: max_norm changes the rows that an example reads, without noise"
-        )
-
-
 def _looked_up(use: Use) -> Tensor:
-    _refuse_max_norm(use)
     if use.argument(6, "sparse", False) or use.argument(5, "scale_grad_by_freq", False):
         raise Unfollowed("embedding: sparse gradients and scale_grad_by_freq mix examples or hide them")
     return call(use)
@@ -46,7 +37,6 @@ def embedding(use: Use, gradient: Tensor) -> Found:
 
 def _bags(use: Use) -> Tensor:
     """The bags of all examples: rows of (n, m, T), or runs of (n, T) between offsets (n, m)."""
-    _refuse_max_norm(use)
     tokens, offsets = use.argument(0, "input"), use.argument(2, "offsets")
     weights, mode = use.argument(8, "per_sample_weights"), use.argument(6, "mode", "mean")
     hidden = use.argument(7, "sparse", False) or use.argument(5, "scale_grad_by_freq", False)
