@@ -22,10 +22,11 @@ from torch import nn
 
 from terrine import accounting, audit, pate, sgd
 from terrine.audit import one_run
+from terrine.common import keys as noise
 from terrine.events import Budget
 from terrine.pate import aggregators, votes
 from terrine.rng import Seeded
-from terrine.sgd import noise, plan, step
+from terrine.sgd import plan, step
 
 CONFIDENCE = 0.999
 BUDGET = Budget(1.0, 1e-5)

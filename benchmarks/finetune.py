@@ -42,9 +42,9 @@ from transformers import DynamicCache
 
 import keeping
 from terrine import datasets, sgd
+from terrine.common.keys import Key
 from terrine.events import Budget
 from terrine.prompts import LanguageModel
-from terrine.sgd.noise import Key
 from terrine.sgd.private import start
 from terrine.sgd.step import Step
 

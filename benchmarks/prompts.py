@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from terrine import pate, prompts, sgd
+from terrine.common.keys import Key
 from terrine.events import Budget
 from terrine.prompts.batches import Encoded, by_length, tokens_in_memory
 from terrine.prompts.student import calibrated
@@ -35,7 +36,6 @@ from terrine.prompts.teachers import each_teacher
 from terrine.prompts.tuning import MEMORY, clipped_sum
 from terrine.prompts.voting import confident, record
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.noise import Key
 from terrine.sgd.step import Step
 
 DELTA = 1e-4

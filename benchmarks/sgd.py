@@ -271,7 +271,7 @@ def terrine_loop(work: Workload) -> Step:
 def private(model: nn.Module, lot: int) -> Any:
     """The state of a private run that never ends."""
     from terrine import sgd
-    from terrine.sgd.noise import Key
+    from terrine.common.keys import Key
     from terrine.sgd.step import Step
 
     plan = sgd.Plan(examples=100 * lot, lot=lot, steps=1_000_000, clip=CLIP, noise=NOISE, delta=1e-5)

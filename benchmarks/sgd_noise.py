@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from terrine.sgd.noise import Key, Purpose
+from terrine.common.keys import Key, Purpose
 
 ROUNDS = 31
 

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from terrine import pipeline, rng
-from terrine.sgd.noise import Key, Purpose
+from terrine.common.keys import Key, Purpose
 from tests.pipeline.conftest import SCHEMA, write_table
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from terrine import sgd
+from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument
 from terrine.events import Budget
-from terrine.sgd.noise import Key, Purpose
 
 
 @pytest.mark.parametrize("bound", [1e-38, 1e-300, 5e-324, 1e-13, 1e13, 1e300])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from terrine import tables
+from terrine.common.people import People
 from terrine.pipeline.units import Units
-from terrine.sgd.people import People
 
 SCHEMA = tables.Schema("y", ("0", "1"), {"code": tables.Category(("1", "2")), "age": tables.Number(0, 100)})
 ROWS = ["7,01,1,30,1", "07,1,1,40.0,0", "7.0,02,2,,1", "8,2,2,5e1,0"]

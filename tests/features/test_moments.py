@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from terrine.common.keys import Key, Purpose
 from terrine.features.moments import protected_moments
-from terrine.sgd.noise import Key, Purpose
 
 NOISE, WIDTH, DRAWS = 4.0, 6, 2_000
 

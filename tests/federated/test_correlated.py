@@ -9,11 +9,11 @@ from torch import nn
 
 from terrine import accounting, federated, sgd
 from terrine.audit import lower_bound
+from terrine.common.keys import Key
 from terrine.errors import InvalidArgument
 from terrine.events import Budget, Gaussian, Neighbours, PoissonSampled, Repeated, Unit, settled_neighbours
 from terrine.federated.drawing import draw
 from terrine.rng import Seeded
-from terrine.sgd.noise import Key
 
 ASKED = {"clients": 40, "per_round": 4, "rounds": 25, "clip": 1.0, "noise": 2.0, "delta": 1e-3}
 ZERO_OUT = sgd.FixedOrder(Neighbours.ZERO_OUT)

@@ -11,9 +11,9 @@ import pytest
 from scipy.linalg import toeplitz
 
 from terrine import sgd
+from terrine.common.keys import Key
 from terrine.errors import InvalidArgument
 from terrine.events import Gaussian
-from terrine.sgd.noise import Key
 
 EXAMPLES, LOT, STEPS, BANDS = 12, 3, 8, 4
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from terrine import accounting, sgd
+from terrine.common.keys import Draw, Key
 from terrine.errors import InvalidArgument
 from terrine.events import PoissonSampled, Repeated
 from terrine.sgd import distributed
 from terrine.sgd import step as step_module
 from terrine.sgd.clipping.summing import ClippedSums
-from terrine.sgd.noise import Draw, Key
 
 CLIP = 0.5
 

@@ -11,12 +11,12 @@ import torch
 
 from terrine import pipeline
 from terrine.audit import folder as audit_files
+from terrine.common.people import People
 from terrine.errors import InvalidArgument
 from terrine.pipeline import baseline, by_sgd, coins, measuring, pages, planning, recipes
 from terrine.pipeline.learned import Learned
 from terrine.pipeline.material import open_data
 from terrine.pipeline.units import Units
-from terrine.sgd.people import People
 
 QUICK = ("--epochs", 3, "--lot", 100)
 

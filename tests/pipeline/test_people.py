@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from terrine import pipeline, tables
+from terrine.common.keys import Key
+from terrine.common.people import People
 from terrine.events import Budget, Unit, from_json, leaves, settled_unit
 from terrine.features.whitening import private_whitening
 from terrine.ledger import Ledger
 from terrine.pate import Partition
 from terrine.pipeline import bounds, coins, job
 from terrine.pipeline.units import Units
-from terrine.sgd.noise import Key
-from terrine.sgd.people import People
 from tests.pipeline.conftest import SCHEMA
 
 VISITS = ("train", "visits.csv", "--label", "ill", "--epsilon", 8, "--person", "patient_id")

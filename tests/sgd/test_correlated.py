@@ -10,9 +10,9 @@ import torch
 from scipy.linalg import toeplitz
 
 from terrine import accounting, sgd
+from terrine.common.keys import Key
 from terrine.errors import InvalidArgument
 from terrine.events import Budget, Gaussian, Neighbours, PoissonSampled, Repeated, from_json, to_json
-from terrine.sgd.noise import Key
 
 BASE = {"examples": 6000, "lot": 60, "clip": 1.0, "noise": 1.1, "delta": 1e-5, "steps": 400}
 

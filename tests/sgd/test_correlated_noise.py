@@ -12,10 +12,10 @@ from torch import nn
 
 from terrine import sgd
 from terrine.audit.canaries import Canaries
+from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.correlated_noise import CorrelatedNoise
-from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.optimizers import CorrectedAdam
 
 SHARED = {"examples": 12, "lot": 3, "clip": 0.5, "noise": 1.0, "delta": 1e-5, "steps": 12, "seed": 4}

@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from terrine import sgd
 from terrine.audit import lower_bound
+from terrine.common.keys import Key
+from terrine.common.people import People
 from terrine.errors import InvalidArgument
 from terrine.events import Budget, Gaussian, PoissonSampled, Repeated, Unit, settled_unit
 from terrine.ledger import Ledger
 from terrine.sgd.clipping import clipped_sum
-from terrine.sgd.noise import Key
-from terrine.sgd.people import People
 from terrine.sgd.validation import Budgeted
 
 ROWS = [2, 1, 3, 1, 4, 2, 3]

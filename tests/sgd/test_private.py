@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from terrine import sgd
+from terrine.common.keys import Key, Purpose
 from terrine.errors import BudgetExceeded, InvalidArgument, OutOfOrder
 from terrine.sgd.isolation import plain
-from terrine.sgd.noise import Key, Purpose
 
 from .conftest import oracle
 

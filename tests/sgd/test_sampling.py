@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from terrine import accounting, sgd
+from terrine.common.keys import Key
 from terrine.events import Gaussian, Neighbours, settled_neighbours
 from terrine.sgd import sampling as sampling_module
-from terrine.sgd.noise import Key
 
 SAMPLERS = [
     kind()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from terrine.common.keys import Key
 from terrine.errors import InvalidArgument, OutOfOrder, TerrineError
-from terrine.sgd.noise import Key
 from terrine.sgd.redone import Notes
 from terrine.sgd.sealed import SealedFile
 

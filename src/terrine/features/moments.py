@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from terrine.sgd.noise import Draw
+from terrine.common.keys import Draw
 
 
 def protected_moments(moments: Tensor, draw: Draw, noise: float) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from terrine import check
+from terrine.common.keys import Key, Purpose
 from terrine.events import Event, Gaussian, Neighbours, Reproducible
 from terrine.features.moments import protected_moments
-from terrine.sgd.noise import Key, Purpose
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from terrine import check
+from terrine.common.keys import Key, Purpose
+from terrine.common.people import People
 from terrine.events import Composed, Event, Gaussian, Neighbours, Reproducible, Unit
 from terrine.features.moments import protected_moments
-from terrine.sgd.noise import Key, Purpose
-from terrine.sgd.people import People
 
 _AT_ONCE = 4096
 

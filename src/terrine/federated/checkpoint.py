@@ -20,8 +20,8 @@ from typing import Any
 from torch import Tensor
 
 from terrine import check
+from terrine.common.keys import Key
 from terrine.errors import InvalidArgument
-from terrine.sgd.noise import Key
 from terrine.sgd.sealed import Loaded, SealedFile
 
 _FIELDS = {"rounds", "model", "optimizer", "history", "bound", "turns", "paid"}

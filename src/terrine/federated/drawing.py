@@ -17,7 +17,7 @@ from terrine.mechanisms import exact
 from terrine.rng import Source
 
 if TYPE_CHECKING:
-    from terrine.sgd.noise import Key
+    from terrine.common.keys import Key
 
 Turns = dict[int, list[int]]
 """The rounds in which each client took part."""

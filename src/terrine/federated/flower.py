@@ -432,7 +432,7 @@ def _key(plan: Plan) -> Any:
     """What groups and fixed orders of clients come from, where the plan has such."""
     if isinstance(plan.sampling, PoissonClients | MinimumSeparation):
         return None
-    from terrine.sgd.noise import Key
+    from terrine.common.keys import Key
 
     return Key.fresh() if plan.seed is None else Key.seeded(plan.seed)
 

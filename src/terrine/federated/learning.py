@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from terrine import check, sgd
+from terrine.common import generators
+from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Event, Repeated
 from terrine.federated.adding import add, exact_sum
@@ -37,9 +39,8 @@ from terrine.federated.sums import Central
 from terrine.mechanisms import exact
 from terrine.receipts import Charged, Payment, Receipt
 from terrine.rng import Source
-from terrine.sgd import fingerprint, generators
+from terrine.sgd import fingerprint
 from terrine.sgd.correlated_noise import CorrelatedNoise
-from terrine.sgd.noise import Key, Purpose
 
 Rows = tuple[Tensor, Tensor]
 Parameters = Iterable[nn.Parameter]

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from terrine import accounting, check
+from terrine.common.keys import Key
+from terrine.common.people import People
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import Budget, Event, Gaussian, Neighbours, Reproducible, Unit
 from terrine.linear import models
@@ -22,8 +24,6 @@ from terrine.linear.statistics import Floats, Statistics, StatisticsPlan
 from terrine.receipts import Charged, Payment
 from terrine.rng import SYSTEM, Seeded
 from terrine.sgd.classes import placed, told
-from terrine.sgd.noise import Key
-from terrine.sgd.people import People
 from terrine.sgd.targets import TargetBounds
 
 try:

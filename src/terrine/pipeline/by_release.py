@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terrine import accounting, linear
+from terrine.common.keys import Key
 from terrine.events import Budget, Composed, Event, Gaussian, Neighbours, Reproducible, Unit
 from terrine.linear import models as linear_models
 from terrine.pipeline import by_sgd, coins, measuring, recipes
@@ -26,7 +27,6 @@ from terrine.pipeline.models import Architecture
 from terrine.pipeline.settings import Settings
 from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Seeded
-from terrine.sgd.noise import Key
 
 _KEPT = "owner/statistics.npz"
 

@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine import check, datasets, tables
+from terrine.common.people import People
 from terrine.errors import InvalidArgument, PeopleUnprotected
 from terrine.pipeline import bounds
 from terrine.pipeline.memory import room
 from terrine.pipeline.settings import Settings
 from terrine.pipeline.units import Units
-from terrine.sgd.people import People
 from terrine.sgd.targets import TargetBounds
 
 Integers = NDArray[np.int64]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine.common.people import People
 from terrine.events import Unit
-from terrine.sgd.people import People
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from terrine.common.keys import Key, Purpose, grid_of
+from terrine.common.normal_values import BLOCK, LARGE
 from terrine.errors import OutOfOrder
 from terrine.sgd.correlated import Banded
-from terrine.sgd.noise import Key, Purpose, grid_of
-from terrine.sgd.normal_values import BLOCK, LARGE
 
 log = logging.getLogger("terrine.sgd")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from terrine.sgd.noise import Key
+from terrine.common.keys import Key
 
 
 def share() -> tuple[int, int]:

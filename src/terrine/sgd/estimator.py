@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terrine import check
+from terrine.common import generators
+from terrine.common.people import People
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import Budget
 from terrine.receipts import Charged
-from terrine.sgd import generators
-from terrine.sgd.people import People
 from terrine.sgd.plan import Plan
 from terrine.sgd.training import Trainer
 

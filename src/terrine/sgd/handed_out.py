@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from terrine.common import generators
 from terrine.errors import InvalidArgument
-from terrine.sgd import generators
 from terrine.sgd.clipping.alone import CHECKED_EVERY, Way, check_company, groups, together, way_of
 from terrine.sgd.clipping.microbatches import FIRST, Cost, cut_loop
 from terrine.sgd.clipping.one_by_one import Recomputed, recomputed

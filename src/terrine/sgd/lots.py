@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
+from terrine.common import generators
+from terrine.common.keys import Key
+from terrine.common.people import People
 from terrine.errors import InvalidArgument
-from terrine.sgd import generators
-from terrine.sgd.noise import Key
-from terrine.sgd.people import People
 from terrine.sgd.plan import Plan
 from terrine.sgd.sampling import Indices
 

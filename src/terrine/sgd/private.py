@@ -25,14 +25,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from terrine import check
+from terrine.common import generators
+from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Composed, Event, Reproducible
 from terrine.receipts import Charged
-from terrine.sgd import devices, distributed, fingerprint, generators
+from terrine.sgd import devices, distributed, fingerprint
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.lots import Asked, Collate, Piece, RowReader, cut, cut_to_fit
 from terrine.sgd.mixing_layers import validate
-from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
 from terrine.sgd.run import PrivateRun
 from terrine.sgd.sampling import Indices

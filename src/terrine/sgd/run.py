@@ -20,8 +20,10 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from terrine.common import generators
+from terrine.common.keys import Purpose
 from terrine.errors import InvalidArgument, OutOfOrder
-from terrine.sgd import distributed, generators
+from terrine.sgd import distributed
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping.alone import CHECKED_EVERY, check_company, each_alone
 from terrine.sgd.clipping.examples import is_unwatched, tensors, unwatched
@@ -29,7 +31,6 @@ from terrine.sgd.devices import moved
 from terrine.sgd.handed_out import HandedOut
 from terrine.sgd.isolation import LotTensor, Rows, handed, plain
 from terrine.sgd.lots import FIRST, Piece
-from terrine.sgd.noise import Purpose
 from terrine.sgd.step import Step
 
 

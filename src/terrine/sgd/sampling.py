@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument
 from terrine.events import (
     Composed,
@@ -31,7 +32,6 @@ from terrine.events import (
     Repeated,
     ShuffledEpoch,
 )
-from terrine.sgd.noise import Key, Purpose
 
 Indices = NDArray[np.int64]
 Stage = tuple[Event, float, int]

@@ -44,8 +44,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
 from terrine import files
+from terrine.common.keys import Key
 from terrine.errors import InvalidArgument, OutOfOrder
-from terrine.sgd.noise import Key
 from terrine.sgd.redone import Notes, locked, overtaken
 
 _VERSION = 4

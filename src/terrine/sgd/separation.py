@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from terrine import check
+from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument
 from terrine.events import Event, Gaussian, Neighbours, PoissonSampled, Repeated, ShuffledEpoch
-from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.sampling import Indices, Poisson, Sampling, Shuffled, Stage, composed, order, quietest
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument
 from terrine.sgd import distributed
 from terrine.sgd.clipping import Clipped, ClippingRule
 from terrine.sgd.clipping.examples import trained
 from terrine.sgd.clipping.policy import refuse_strange
 from terrine.sgd.correlated_noise import CorrelatedNoise
-from terrine.sgd.noise import Key, Purpose
 from terrine.sgd.plan import Plan
 from terrine.sgd.schedules import Adaptive
 

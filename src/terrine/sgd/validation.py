@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from terrine import check
+from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument
 from terrine.events import Event, Gaussian, Repeated
 from terrine.sgd.devices import moved, settled
-from terrine.sgd.noise import Key, Purpose
 
 
 def are_classes(output: Any, target: Any) -> bool:

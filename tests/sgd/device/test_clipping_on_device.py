@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from terrine import sgd
+from terrine.common import generators
 from terrine.errors import InvalidArgument
-from terrine.sgd import generators
 from terrine.sgd.averaging import Average
 from terrine.sgd.clipping import ghost, tied
 from terrine.sgd.clipping.alone import way_of

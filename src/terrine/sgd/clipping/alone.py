@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from terrine.common import generators
 from terrine.errors import InvalidArgument, TerrineError
-from terrine.sgd import generators
 from terrine.sgd.clipping.microbatches import Cost
 from terrine.sgd.clipping.recording import Divided, Escaped, Recording
 from terrine.sgd.clipping.state import ModuleState, held_by

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from terrine import check
+from terrine.common import generators
 from terrine.errors import InvalidArgument
-from terrine.sgd import generators
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.alone import CHECKED_EVERY, Way, check_company, groups, one_alone, together, way_of
 from terrine.sgd.clipping.examples import Criterion, Lot, bags, call, check_rows, count, trained, unwatched

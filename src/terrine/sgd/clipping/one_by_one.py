@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from terrine.sgd import generators
+from terrine.common import generators
 from terrine.sgd.clipping.alone import one_alone
 from terrine.sgd.clipping.contribution import Contribution, Dense
 from terrine.sgd.clipping.examples import unwatched

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from terrine.common import generators
 from terrine.errors import InvalidArgument
-from terrine.sgd import generators
 from terrine.sgd.clipping.contribution import Contribution, Dense, kept_bytes
 from terrine.sgd.clipping.examples import keeps_what_it_sees, tensors
 from terrine.sgd.clipping.ghost import wide

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument
-from terrine.sgd.noise import Key, Purpose
-from terrine.sgd.sampling import Indices
+
+Indices = NDArray[np.int64]
 
 
 class People:

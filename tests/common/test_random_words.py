@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from terrine.sgd import noise
-from terrine.sgd.noise import Key, Purpose
-from terrine.sgd.random_words import ChaCha20, _quarter_rounds, keystream_blocks
+from terrine.common import keys as noise
+from terrine.common.keys import Key, Purpose
+from terrine.common.random_words import ChaCha20, _quarter_rounds, keystream_blocks
 
 CPU = torch.device("cpu")
 KEY = bytes(range(32))

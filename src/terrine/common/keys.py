@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terrine import check
+from terrine.common.normal_values import add_normal
+from terrine.common.random_words import Keystream, keystream
 from terrine.errors import OutOfOrder
-from terrine.sgd.normal_values import add_normal
-from terrine.sgd.random_words import Keystream, keystream
 
 _CPU = torch.device("cpu")
 _SMALLEST = 2.0**-80

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy import stats
 
-from terrine.sgd.noise import Key, Purpose
-from terrine.sgd.normal_values import BLOCK, box_muller
-from terrine.sgd.random_words import AesCounter
+from terrine.common.keys import Key, Purpose
+from terrine.common.normal_values import BLOCK, box_muller
+from terrine.common.random_words import AesCounter
 
 KEY = Key.seeded(7)
 ALARM = 1e-6  # false-alarm rate of every statistical test here; seeds are fixed, so each either passes or never does
