@@ -33,9 +33,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from zoo_models import FAMILIES, Batch, Family, losses, make_model
 
 from terrine import sgd
+from zoo_models import FAMILIES, Batch, Family, losses, make_model
 
 Step = Callable[[], Any]
 Loss = Callable[[nn.Module, Batch], Tensor]

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import without_torchvision
 from torch import Tensor, nn
 from torch.nn import functional
+
+import without_torchvision
 
 Batch = dict[str, Tensor]
 Forward = Callable[[nn.Module, Batch], Tensor]
@@ -161,9 +162,7 @@ def vit() -> nn.Module:
     without_torchvision.install()
     from timm.models.vision_transformer import VisionTransformer
 
-    model: nn.Module = VisionTransformer(
-        img_size=32, patch_size=4, num_classes=10, embed_dim=192, depth=4, num_heads=3
-    )
+    model: nn.Module = VisionTransformer(img_size=32, patch_size=4, num_classes=10, embed_dim=192, depth=4, num_heads=3)
     return model
 
 

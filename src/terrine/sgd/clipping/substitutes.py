@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.errors import InvalidArgument
+from terrine.sgd.clipping.examples import tensors
 
 if TYPE_CHECKING:
     from terrine.sgd.clipping.recording import Recording
@@ -67,10 +68,30 @@ def _still_batched(recording: Recording, func: Any, args: Any, kwargs: Any) -> A
     return func(*args, **kwargs) if recording.is_alone else args[0]
 
 
-def _refuse_statistics(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    if kwargs.get("training") or (len(args) > 5 and args[5]):
+def _refuse_statistics(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """Batch normalisation of examples mixes them; of weights, which are standardised by it, it does not."""
+    if (kwargs.get("training") or (len(args) > 5 and args[5])) and recording._own(tensors((*args, *kwargs.values()))):
         raise InvalidArgument("batch normalisation mixes examples; sgd.fix(model) makes it group normalisation")
     return func(*args, **kwargs)
+
+
+def _group_norm(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """Group normalisation of all examples at once, scaled and shifted after it; vmap does not know every layout."""
+    given = dict(zip(("input", "num_groups", "weight", "bias", "eps"), args, strict=False)) | kwargs
+    x, groups, eps = given["input"], given["num_groups"], given.get("eps", 1e-5)
+    if recording.is_alone:
+        return func(*args, **kwargs)
+
+    def compute(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
+        images = physical[0] if batched[0] else physical[0].expand(n, *physical[0].shape)
+        out: Tensor = functional.group_norm(images.flatten(0, 1), groups, None, None, eps).unflatten(0, (n, -1))
+        return out
+
+    out, places = recording.all_examples(compute, x), (-1, *[1] * (x.dim() - 2))
+    for name, apply in (("weight", torch.mul), ("bias", torch.add)):
+        if given.get(name) is not None:
+            out = apply(out, given[name].reshape(places))
+    return out
 
 
 INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
@@ -79,6 +100,7 @@ INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
     functional.avg_pool2d: _pooled,
     functional.adaptive_avg_pool2d: _pooled,
     functional.batch_norm: _refuse_statistics,
+    functional.group_norm: _group_norm,
     Tensor.view: _viewed,
     Tensor.requires_grad_: _still_batched,
 }
