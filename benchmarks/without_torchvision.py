@@ -20,7 +20,9 @@ _Interpolation = Enum("_Interpolation", {mode.upper().replace("-", "_"): mode fo
 class _Empty(types.ModuleType):
     """A module in which every name is a class without methods."""
 
-    __path__: list[str] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -29,10 +31,9 @@ class _Empty(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        return (
-            importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "torchvision" else None
-        )
+    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        is_its = name.split(".")[0] == "torchvision"
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_its else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _Empty(spec.name)

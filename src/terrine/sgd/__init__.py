@@ -24,7 +24,7 @@ except ImportError as error:
 from terrine.sgd.averaging import Average
 from terrine.sgd.clipping import Automatic, Flat, PerLayer, clipped_sum
 from terrine.sgd.correlated import Banded
-from terrine.sgd.mixing_layers import fix, validate
+from terrine.sgd.layers import fix, validate
 from terrine.sgd.optimizers import CorrectedAdam
 from terrine.sgd.plan import Plan
 from terrine.sgd.private import make_private

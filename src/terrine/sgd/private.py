@@ -32,8 +32,8 @@ from terrine.events import Composed, Event, Reproducible
 from terrine.receipts import Charged
 from terrine.sgd import devices, distributed, fingerprint
 from terrine.sgd.checkpoint import Checkpoint
+from terrine.sgd.layers import validate
 from terrine.sgd.lots import Asked, Collate, Piece, RowReader, cut, cut_to_fit
-from terrine.sgd.mixing_layers import validate
 from terrine.sgd.plan import Plan
 from terrine.sgd.run import PrivateRun
 from terrine.sgd.sampling import Indices

@@ -31,7 +31,7 @@ from terrine.sgd.clipping.recording import Divided, Recording
 from terrine.sgd.clipping.state import ModuleState
 from terrine.sgd.clipping.summing import Clipped, ClippedSums
 from terrine.sgd.clipping.use import ANCHOR, Unfollowed
-from terrine.sgd.mixing_layers import validate
+from terrine.sgd.layers import validate
 
 
 @unwatched()
