@@ -12,7 +12,7 @@ from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import clipped_sum
 from terrine.sgd.clipping.examples import trained
 from terrine.sgd.clipping.use import Unfollowed
-from terrine.sgd.mixing_layers import validate
+from terrine.sgd.layers import validate
 
 CRITERION = nn.CrossEntropyLoss()
 

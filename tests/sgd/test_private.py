@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
+from terrine.sgd.isolation import plain
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from terrine import sgd
 from terrine.common.keys import Key, Purpose
 from terrine.errors import BudgetExceeded, InvalidArgument, OutOfOrder
-from terrine.sgd.isolation import plain
 
 from .conftest import oracle
 

@@ -5,17 +5,16 @@ from contextlib import suppress
 
 import pytest
 import torch
+from terrine.sgd.training import affordable_steps
+from terrine.sgd.views import Views, augmented, averaged, clipped_views
 from torch import nn
 
 from terrine import sgd
 from terrine.errors import BudgetExceeded, InvalidArgument
 from terrine.events import Budget, Composed, Gaussian, Repeated, Reproducible
-from terrine.sgd.optimizers import Average
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.optimizers import CorrectedAdam
-from terrine.sgd.training import affordable_steps
+from terrine.sgd.optimizers import Average, CorrectedAdam
 from terrine.sgd.validation import Budgeted, PublicValidation, right
-from terrine.sgd.views import Views, augmented, averaged, clipped_views
 
 from .conftest import oracle
 

@@ -36,8 +36,8 @@ from terrine.sgd.clipping import Clipped, Clipper, ClippingRule
 from terrine.sgd.clipping.alone import flatten_batch
 from terrine.sgd.dataset import Asked, Collate, Part, RowReader, cut_lot, digest_value
 from terrine.sgd.devices import find_device, move_batch
+from terrine.sgd.layers import validate
 from terrine.sgd.loss import Loss
-from terrine.sgd.mixing_layers import validate
 from terrine.sgd.plan import Plan
 from terrine.sgd.release import Release
 from terrine.sgd.setup import check_mode, check_optimizer, check_parameters, unwrap

@@ -29,7 +29,7 @@ from terrine.integrations.huggingface.collating import Collating, checked_collat
 from terrine.receipts import Charged
 from terrine.sgd import Plan
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.mixing_layers import validate
+from terrine.sgd.layers import validate
 from terrine.sgd.private import Lots, start
 from terrine.sgd.training import epsilon_text, running_epsilon
 

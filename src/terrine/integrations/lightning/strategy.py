@@ -30,8 +30,8 @@ from terrine.integrations.lightning.logs import PublicLog, unmetered
 from terrine.receipts import Charged
 from terrine.sgd import Plan
 from terrine.sgd.checkpoint import Checkpoint
+from terrine.sgd.layers import validate
 from terrine.sgd.lots import Collate
-from terrine.sgd.mixing_layers import validate
 from terrine.sgd.private import Lots, start
 from terrine.sgd.training import running_epsilon
 
