@@ -146,7 +146,7 @@ def by_loop(model, x, y, rows, clip):
 def test_the_sum_is_that_of_a_loop_over_people(name, chunk):
     model, x, y = case(name, ROWS)
     wanted, norms = by_loop(model, x, y, ROWS, 0.3)
-    found = clipped_sum(model, MEAN, x, y, clip=0.3, rows=ROWS, chunk=chunk)
+    found = clipped_sum(model, MEAN, (x, y), clip=0.3, rows=ROWS, microbatch=chunk)
     assert torch.allclose(found.norms, norms, rtol=1e-9, atol=1e-12)
     for one, other in zip(found.sums.values(), wanted, strict=True):
         assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
@@ -172,8 +172,8 @@ def test_a_person_with_a_thousand_rows_moves_the_sum_by_at_most_the_bound():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     x, y = 50.0 * torch.randn(1005, 4).double(), torch.randint(0, 3, (1005,))
-    few = clipped_sum(model, MEAN, x[:5], y[:5], clip=0.25, rows=[2, 3])
-    many = clipped_sum(model, MEAN, x, y, clip=0.25, rows=[2, 3, 1000])
+    few = clipped_sum(model, MEAN, (x[:5], y[:5]), clip=0.25, rows=[2, 3])
+    many = clipped_sum(model, MEAN, (x, y), clip=0.25, rows=[2, 3, 1000])
     moved = sum((many.sums[name] - few.sums[name]).square().sum() for name in few.sums).sqrt()
     assert 0.2 < moved <= 0.25 + 1e-12
 
@@ -194,7 +194,7 @@ def test_no_gradient_of_single_rows_is_made_for_a_large_weight():
     model = nn.Linear(300, 200)
     x, y = torch.randn(24, 300), torch.randint(0, 200, (24,))
     with Watch():
-        clipped_sum(model, MEAN, x, y, clip=1.0, rows=[4] * 6)
+        clipped_sum(model, MEAN, (x, y), clip=1.0, rows=[4] * 6)
     assert (24, 200, 300) not in seen
     assert (6, 200, 300) not in seen
     assert (6, 4, 300) in seen
@@ -204,8 +204,8 @@ def test_a_row_that_is_not_finite_silences_its_person_alone():
     model, x, y = case("linear", [2, 3])
     broken = x.clone()
     broken[1] = float("nan")
-    found = clipped_sum(model, MEAN, broken, y, clip=0.3, rows=[2, 3])
-    rest = clipped_sum(model, MEAN, x[2:], y[2:], clip=0.3, rows=[3])
+    found = clipped_sum(model, MEAN, (broken, y), clip=0.3, rows=[2, 3])
+    rest = clipped_sum(model, MEAN, (x[2:], y[2:]), clip=0.3, rows=[3])
     assert all(torch.equal(found.sums[name], rest.sums[name]) for name in rest.sums)
 
 
@@ -451,7 +451,7 @@ def test_the_audit_of_worst_case_people_does_not_exceed_the_claim():
         counts = rows if with_person else rows[1:]
         loss = nn.MSELoss()
         per = None if clipped_by_rows else counts
-        total = float(clipped_sum(model, loss, x[own], y[own], clip=1.0, rows=per).sums["weight"])
+        total = float(clipped_sum(model, loss, (x[own], y[own]), clip=1.0, rows=per).sums["weight"])
         return total + noise * np.random.default_rng(7 + with_person).normal(size=trials)
 
     def bound(noise, **how):
@@ -480,7 +480,7 @@ def test_correlated_noise_for_people(sampling):
 
 def test_a_trainer_that_forgets_whose_rows_are_whose_is_refused():
     _, _, lots = private(people_plan(people=4, lot=4), np.arange(12) % 4)
-    plain = clipped_sum(nn.Linear(4, 3), MEAN, torch.zeros(8, 4), torch.zeros(8, dtype=torch.long), clip=1.0)
+    plain = clipped_sum(nn.Linear(4, 3), MEAN, (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long)), clip=1.0)
     next(iter(lots))
     with pytest.raises(InvalidArgument, match="8 clipped gradients for 4 people"):
         lots.run.step.add(plain)

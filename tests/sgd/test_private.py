@@ -119,7 +119,7 @@ def test_a_loss_that_cannot_be_followed_wants_its_criterion(small, linear):
     optimizer = torch.optim.SGD(start.parameters(), lr=0.1)
     model, optimizer, lots = sgd.make_private(start, optimizer, small, plan(), criterion=criterion)
     for x, y in lots:
-        expected = sgd.clipped_sum(copy.deepcopy(model), criterion, plain(x), plain(y), clip=0.7)
+        expected = sgd.clipped_sum(copy.deepcopy(model), criterion, (plain(x), plain(y)), clip=0.7)
         torch.autograd.backward([criterion(model(x), y)])
         found = lots.run._lot.clipped()
         assert all(torch.allclose(found.sums[name], expected.sums[name], atol=1e-6) for name in found.sums)
@@ -265,7 +265,7 @@ def test_adaptive_clipping_finds_the_quantile(small, linear):
     for x, y in lots:
         nn.CrossEntropyLoss()(model(x), y).backward()
         optimizer.step()
-    norms = sgd.clipped_sum(linear, nn.CrossEntropyLoss(), *small, clip=1.0).norms
+    norms = sgd.clipped_sum(linear, nn.CrossEntropyLoss(), small, clip=1.0).norms
     assert float(norms.min()) / 10 < lots.run.step.bound < 10 * float(norms.max())
 
 
@@ -445,9 +445,9 @@ class TestMemory:
         x, y = small
         seen = []
         linear.register_forward_hook(lambda _module, args, _output: seen.append(len(args[0])))
-        free = sgd.clipped_sum(linear, nn.CrossEntropyLoss(), x, y, clip=0.5, chunk=len(y))
+        free = sgd.clipped_sum(linear, nn.CrossEntropyLoss(), (x, y), clip=0.5, microbatch=len(y))
         seen.clear()
-        tight = sgd.clipped_sum(linear, nn.CrossEntropyLoss(), x, y, clip=0.5, memory=2 * 3 * 3 * 4)
+        tight = sgd.clipped_sum(linear, nn.CrossEntropyLoss(), (x, y), clip=0.5, memory=2 * 3 * 3 * 4)
         assert max(seen[1:]) <= 2
         assert torch.allclose(free.norms, tight.norms)
 

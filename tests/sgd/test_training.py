@@ -242,7 +242,7 @@ def test_views_of_an_example_are_averaged_before_clipping(small, linear):
     x, y = small
     criterion = nn.CrossEntropyLoss()
     views = augmented(lambda lot: lot + torch.randn_like(lot), x, 3)
-    found = sgd.clipped_sum(Views(linear), averaged(criterion), views, y, clip=0.7).sums
+    found = sgd.clipped_sum(Views(linear), averaged(criterion), (views, y), clip=0.7).sums
 
     expected = oracle(Views(linear), averaged(criterion), views, y, 0.7)
     assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
@@ -254,8 +254,8 @@ def test_views_are_clipped_by_the_names_of_the_model_inside(digits, clip):
     learner = trainer(digits_plan(clip=clip, noise=0.0, steps=1, epochs=None), augment=lambda x: x + 0.5, views=2)
     x, y = (some[:20] for some in digits[0])
     views = augmented(learner.augment, x, 2)
-    found = clipped_views(Views(learner.model), averaged(learner.criterion), views, y, clip=clip)
-    alone = sgd.clipped_sum(learner.model, learner.criterion, x + 0.5, y, clip=clip)  # both views are the same
+    found = clipped_views(Views(learner.model), averaged(learner.criterion), (views, y), clip=clip)
+    alone = sgd.clipped_sum(learner.model, learner.criterion, (x + 0.5, y), clip=clip)  # both views are the same
     assert found.sums.keys() == alone.sums.keys()
     for name, value in alone.sums.items():
         torch.testing.assert_close(found.sums[name], value, rtol=1e-4, atol=1e-5)
