@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +70,12 @@ def flatten(tensors: Any) -> Tensor:
     return torch.cat([one.detach().flatten() for one in (tensors.values() if isinstance(tensors, dict) else tensors)])
 
 
-def run_loop(
+def run_loop(model: nn.Module, dataset: Any, plan: sgd.Plan, **options: Any) -> list[Turn]:
+    """The contract's loop, to its end; every turn of it."""
+    return list(each_turn(model, dataset, plan, **options))
+
+
+def each_turn(
     model: nn.Module,
     dataset: Any,
     plan: sgd.Plan,
@@ -77,16 +83,14 @@ def run_loop(
     loss: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
     **options: Any,
-) -> list[Turn]:
-    """The contract's loop, to its end; every turn of it."""
+) -> Iterator[Turn]:
+    """The same, turn by turn."""
     optimizer = optimizer or make_optimizer(model)
-    turns = []
     for step in sgd.private_steps(model, optimizer, dataset, plan, loss=loss or nn.CrossEntropyLoss(), **options):
         gradient = flatten([one.grad for one in model.parameters() if one.requires_grad])
         optimizer.step()
         weights = {name: one.detach().clone() for name, one in model.named_parameters()}
-        turns.append(Turn(step, gradient, weights))
-    return turns
+        yield Turn(step, gradient, weights)
 
 
 def released_sum(model: nn.Module, dataset: Any, loss: Any, *, clip: Any = 1.0, **options: Any) -> Tensor:
