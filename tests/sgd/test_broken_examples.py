@@ -70,5 +70,3 @@ def test_a_whole_lot_of_them_adds_up_to_nothing(made, shape):
     model, x, y = lot(made, shape)
     found = clipped_sum(model, CRITERION, (torch.full_like(x, math.nan), y), clip=1.0)
     assert all(not total.any() for total in found.sums.values())
-
-

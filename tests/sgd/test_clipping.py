@@ -142,7 +142,9 @@ def test_a_layer_without_a_bound_is_named(lot):
 def test_a_bound_for_nothing_is_named(lot):
     model, x, y = lot
     with pytest.raises(InvalidArgument, match=r"'2\.wieght', '7' is no"):
-        clipped_sum(model, nn.CrossEntropyLoss(), (x, y), clip=PerLayer({"0": 1.0, "2": 1.0, "7": 1.0, "2.wieght": 1.0}))
+        clipped_sum(
+            model, nn.CrossEntropyLoss(), (x, y), clip=PerLayer({"0": 1.0, "2": 1.0, "7": 1.0, "2.wieght": 1.0})
+        )
 
 
 def test_dropout_is_no_mixing(lot):
@@ -151,7 +153,9 @@ def test_dropout_is_no_mixing(lot):
     torch.manual_seed(5)
     first = clipped_sum(model, nn.CrossEntropyLoss(), (x, y), clip=1.0, microbatch=9)
     torch.manual_seed(5)
-    torch.testing.assert_close(clipped_sum(model, nn.CrossEntropyLoss(), (x, y), clip=1.0, microbatch=9).norms, first.norms)
+    torch.testing.assert_close(
+        clipped_sum(model, nn.CrossEntropyLoss(), (x, y), clip=1.0, microbatch=9).norms, first.norms
+    )
 
 
 def test_half_precision_is_summed_in_single(lot):

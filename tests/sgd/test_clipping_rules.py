@@ -510,8 +510,7 @@ def test_examples_are_followed_through_any_order_of_dimensions(n, place, seed):
     expected = loop(
         Net(_front, l=model.l, g=model.g, place=None) if place < 2 else Net(_spread(n), l=model.l, g=model.g),
         criterion,
-        (x,
-        y),
+        (x, y),
         CLIP,
     )
     assert_same(clipped_sum(model, criterion, (x, y), clip=CLIP, microbatch=n), expected)
@@ -580,7 +579,9 @@ def test_bags_over_a_large_table_in_parts(words_each, kind, tolerance):
     torch.manual_seed(0)
     model = nn.Sequential(nn.EmbeddingBag(600, 6, mode="sum"), nn.Linear(6, 3)).to(kind)
     x, y = torch.randint(600, (8, words_each)), torch.linspace(0, 1, 8).to(kind)
-    assert_same(clipped_sum(model, criterion, (x, y), clip=CLIP, microbatch=3), loop(model, criterion, (x, y), CLIP), tolerance)
+    assert_same(
+        clipped_sum(model, criterion, (x, y), clip=CLIP, microbatch=3), loop(model, criterion, (x, y), CLIP), tolerance
+    )
 
 
 @pytest.mark.parametrize("words_each", [2, 300])
@@ -591,7 +592,9 @@ def test_tables_in_parts(words_each, vocabulary, kind, tolerance):
     torch.manual_seed(0)
     model = Net(lambda s, x: s.out(s.table(x).tanh().mean(1)), table=nn.Embedding(500, 6), out=nn.Linear(6, 3)).to(kind)
     x, y = torch.randint(vocabulary, (8, words_each)), torch.linspace(0, 1, 8).to(kind)
-    assert_same(clipped_sum(model, criterion, (x, y), clip=CLIP, microbatch=3), loop(model, criterion, (x, y), CLIP), tolerance)
+    assert_same(
+        clipped_sum(model, criterion, (x, y), clip=CLIP, microbatch=3), loop(model, criterion, (x, y), CLIP), tolerance
+    )
 
 
 def test_rows_that_cancel_leave_no_norm():

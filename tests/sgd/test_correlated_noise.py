@@ -220,7 +220,9 @@ def test_a_run_that_goes_on_begins_a_block_of_its_own(tmp_path, stop, sampling):
     assert sorted({**first, **rest}) == list(range(12))
     quiet, _ = released(plan(sampling=sampling, noise=1e-6), rate=0.0)
     size = sum(one.numel() for one in model().parameters())
-    whole, block = (CorrelatedNoise(settings.correlated, Key.seeded(4), [torch.zeros(size)], first=k) for k in (0, stop))
+    whole, block = (
+        CorrelatedNoise(settings.correlated, Key.seeded(4), [torch.zeros(size)], first=k) for k in (0, stop)
+    )
     for step in range(12):
         noise = whole.at(step)[0] if step < stop else block.at(step)[0]
         released_there = (first if step < stop else rest)[step]

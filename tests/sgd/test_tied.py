@@ -93,7 +93,9 @@ def test_a_language_model_with_tied_ends(dtype):
     model, text = Language().to(dtype), torch.randint(WORDS, (7, 10))
     criterion = Criterion(lambda out, y: functional.cross_entropy(out, y, reduction="none").mean(1))
     found = clipped_sum(model, criterion, (text[:, :-1], text[:, 1:]), clip=0.3)
-    assert_same(found, loop(model, criterion, (text[:, :-1], text[:, 1:]), 0.3), 1e-4 if dtype is torch.float32 else 1e-9)
+    assert_same(
+        found, loop(model, criterion, (text[:, :-1], text[:, 1:]), 0.3), 1e-4 if dtype is torch.float32 else 1e-9
+    )
 
 
 def test_inner_products_by_the_library_count_all_their_roundings():

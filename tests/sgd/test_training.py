@@ -20,7 +20,6 @@ from terrine.sgd.validation import Budgeted, PublicValidation, right
 from .helpers import Notes, distance, flatten
 from .oracle import assert_same, loop
 
-
 CRITERION = nn.CrossEntropyLoss()
 
 
@@ -250,9 +249,7 @@ def test_an_augmentation_sees_one_example(small, linear, augment):
     x, y = small
     x = torch.cat([x, 1e3 * x[:1]])
     loss = average_views(as_loss(CRITERION), augment, 1)
-    with_it, without = (
-        sgd.clipped_sum(linear, loss, (x[:n], torch.cat([y, y[:1]])[:n]), clip=0.5) for n in (13, 12)
-    )
+    with_it, without = (sgd.clipped_sum(linear, loss, (x[:n], torch.cat([y, y[:1]])[:n]), clip=0.5) for n in (13, 12))
     assert distance(with_it, without) <= 0.5 * (1 + 1e-5)
 
 
