@@ -157,7 +157,7 @@ class Recording(TorchFunctionMode):
             self._refuse_reading(name)
         if own and name in _MEMORY and self._marker is not None:
             raise Unfollowed(f"{name}: memory that all examples would share")
-        if name == "__set__" or name == "requires_grad_":
+        if name == "__set__" or (name == "requires_grad_" and not _is_transformed(args[0])):
             self._refuse_setting(args[0])
         if name != "batch_norm" and (kept := keeps_what_it_sees(name, args, kwargs)):
             raise InvalidArgument(f"{name}: {kept}, which no noise protects; want it without")
@@ -208,6 +208,8 @@ class Recording(TorchFunctionMode):
                         f"{caller()}: writes an example into a tensor that outlives it, such as a buffer, which no "
                         "noise protects; want a program that leaves its buffers alone"
                     )
+                if _is_transformed(target):
+                    raise Unfollowed("a tensor inside a transform of torch.func is written to")
                 self._overwritten.setdefault(id(target), (target, target.detach().clone()))
 
     def _make(self, result: Any) -> None:
@@ -481,15 +483,25 @@ def _is_matrix(params: dict[int | str, ParameterView]) -> bool:
 def _shares_memory(result: Any, given: list[Tensor], key: object) -> bool:
     """Whether a result lies in the memory of a tensor that was given and that this program has not made."""
     older = [tensor for tensor in given if getattr(tensor, _MADE, None) is not key]
-    return any(
-        new is tensor or new.untyped_storage() is tensor.untyped_storage()
-        for new in tensors((result,))
-        for tensor in older
-    )
+    return any(new is tensor or _storage(new) is _storage(tensor) for new in tensors((result,)) for tensor in older)
+
+
+def _storage(tensor: Tensor) -> Any:
+    """The memory of a tensor; None of sparse ones, and of those inside the transforms of torch.func."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        return None
+
+
+def _is_transformed(tensor: Tensor) -> bool:
+    """Whether a tensor is one that a transform of torch.func, inside the program, has made."""
+    return tensor.layout is torch.strided and _storage(tensor) is None
 
 
 def _writes(name: str) -> bool:
-    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    plain = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return plain or name == "__setitem__" or name.startswith("__i")
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -115,7 +115,11 @@ def _describe_tensor(tensor: Tensor) -> Any:
     plain = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
     if isinstance(tensor, nn.Parameter) or not plain or tensor.numel() > _SMALL:
         return identity
-    return (*identity, _digest(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()))
+    try:
+        numbers = tensor.detach().cpu().contiguous().flatten()
+    except RuntimeError:  # it was kept from inside vmap, and holds nothing any more
+        return identity
+    return (*identity, _digest(numbers.view(torch.uint8).numpy().tobytes()))
 
 
 def _iterator_state(value: Any) -> Any:
