@@ -104,8 +104,7 @@ class KeptRun:
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"{self.path}: a run of another model or optimizer ({reason})") from None
-        if self.count.number > self.record["taken"]:
-            self._saved_at = self.record["taken"]
+        self._saved_at = self.count.number  # there is nothing newer to save
 
     def keep(self, others: Mapping[str, Any]) -> None:
         """Save these too, and restore them now where a run goes on."""
@@ -122,6 +121,11 @@ class KeptRun:
             return taken % self._every == 0
         waited = time.monotonic() - self._last
         return self._seconds <= _SHARE * waited or waited >= _LONGEST
+
+    def save_once(self, taken: int, bound: float, model: nn.Module, optimizer: Optimizer) -> None:
+        """Save, unless this step's model was saved."""
+        if taken != self._saved_at:
+            self.save(taken, bound, model, optimizer)
 
     def save(self, taken: int, bound: float, model: nn.Module, optimizer: Optimizer) -> None:
         """Write everything, in one rename.

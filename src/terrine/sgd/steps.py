@@ -284,6 +284,7 @@ class PrivateSteps:
         self._ahead: deque[tuple[Part, int]] = deque()  # workers read further parts while one is in use
         self._batches: Iterator[Any] | None = None
         self._stepped = self._released = 0
+        self._is_whole = True  # whether the model has seen what was released
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -309,6 +310,7 @@ class PrivateSteps:
         try:
             with generators.untouched():
                 self._add_up()
+            self._is_whole = False
             if self._kept is not None:
                 self._kept.count.advance(self.release.taken + 1)
             if self.observer is not None:
@@ -357,8 +359,8 @@ class PrivateSteps:
 
     def close(self) -> None:
         """End the run before its last step; a checkpoint is saved, and may be gone on from."""
-        if self._pending and self._stepped == self._released and self._kept is not None:
-            self.save()
+        if self._kept is not None and self._is_whole and not self._closed:
+            self._kept.save_once(self.release.taken, self.release.bound, self._clipper.model, self.optimizer)
         self._closed, self._pending = True, False
         self._leave()
 
@@ -366,7 +368,7 @@ class PrivateSteps:
         """The loop is through with the step before."""
         if not self._pending:
             return
-        self._pending = False
+        self._pending, self._is_whole = False, True
         if self._stepped == 0 and self._released == 1:
             log.warning("the optimizer that was given to private_steps was not stepped in the first turn")
         if self._kept is not None and self._kept.is_due(self.release.taken):
@@ -446,6 +448,7 @@ class PrivateSteps:
 
     def _after_step(self, *_: Any) -> None:
         self._stepped += 1
+        self._is_whole = True
 
 
 def epsilon_so_far(plan: Plan, number: int) -> float:
