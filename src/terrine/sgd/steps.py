@@ -147,7 +147,7 @@ def start(
     bare = unwrap(model)
     validate(bare)
     home = find_device(bare, device)
-    check_optimizer(bare, optimizer)
+    optimizer = check_optimizer(bare, optimizer)
     check_mode(bare)
     workers = check.whole("workers", workers, at_least=0)
     reader = RowReader(dataset, plan, person, collate=collate, workers=workers)
