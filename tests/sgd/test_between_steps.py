@@ -10,7 +10,7 @@ from torch.nn import functional
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import clipped_sum
 from terrine.sgd.clipping.examples import trained
-from terrine.sgd.mixing_layers import validate
+from terrine.sgd.layers import validate
 
 from .oracle import assert_same, loop
 

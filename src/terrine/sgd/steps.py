@@ -37,8 +37,8 @@ from terrine.sgd.clipping.alone import flatten_batch
 from terrine.sgd.clipping.policy import refuse_strange
 from terrine.sgd.dataset import Asked, Collate, Part, RowReader, cut_lot, digest_value
 from terrine.sgd.devices import find_device, move_batch
+from terrine.sgd.layers import validate
 from terrine.sgd.loss import Loss
-from terrine.sgd.mixing_layers import validate
 from terrine.sgd.plan import Plan
 from terrine.sgd.release import Release
 from terrine.sgd.setup import check_mode, check_optimizer, check_parameters, unwrap
@@ -147,7 +147,7 @@ def start(
     bare = unwrap(model)
     validate(bare)
     home = find_device(bare, device)
-    check_optimizer(bare, optimizer)
+    optimizer = check_optimizer(bare, optimizer)
     check_mode(bare)
     workers = check.whole("workers", workers, at_least=0)
     reader = RowReader(dataset, plan, person, collate=collate, workers=workers)

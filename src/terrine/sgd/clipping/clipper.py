@@ -43,8 +43,8 @@ from terrine.sgd.clipping.recording import Divided, Recording
 from terrine.sgd.clipping.state import Reachable
 from terrine.sgd.clipping.summing import Clipped, ClippedSums
 from terrine.sgd.clipping.use import ANCHOR, Unfollowed
+from terrine.sgd.layers import validate
 from terrine.sgd.loss import Loss, as_loss
-from terrine.sgd.mixing_layers import validate
 from terrine.sgd.precision import full_precision
 
 Metric = Callable[[nn.Module, Any], Tensor]
