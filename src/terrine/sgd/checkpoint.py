@@ -93,7 +93,9 @@ class KeptRun:
             self.record = self._load() if self.path.exists() else None
             self._check()
         except BaseException:
-            self.abandon()
+            if self.count.is_new:
+                self.count.remove()
+            self.count.close()
             raise
 
     def begin(self, **constant: Any) -> None:
@@ -102,7 +104,7 @@ class KeptRun:
 
     def abandon(self) -> None:
         """Let go of the files, and remove a count with which nothing was begun."""
-        if self.count.is_new and self._saved_at < 0:
+        if self.count.is_new and not self.path.exists():
             self.count.remove()
         self.count.close()
 
