@@ -172,7 +172,8 @@ def test_killed_200_times_at_random_moments(tmp_path, bands):
     log, bill = tmp_path / "log", tmp_path / "bill"
     log.touch()
     for _ in range(100):
-        process, size = launch(tmp_path, bands=bands, steps=steps, every=chance.choice([None, 1, 7])), log.stat().st_size
+        size = log.stat().st_size
+        process = launch(tmp_path, bands=bands, steps=steps, every=chance.choice([None, 1, 7]))
         if chance.random() < 0.25:
             time.sleep(chance.random())
         else:
