@@ -122,7 +122,10 @@ def _describe_tensor(tensor: Tensor) -> Any:
     plain = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
     if isinstance(tensor, nn.Parameter) or not plain or tensor.numel() > _SMALL:
         return identity
-    return (*identity, _digest(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()))
+    try:
+        return (*identity, _digest(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()))
+    except RuntimeError:  # left over from a program that kept it, and without numbers outside
+        return identity
 
 
 def _iterator_state(value: Any) -> Any:
