@@ -109,7 +109,9 @@ def test_ctrl_c_says_what_is_kept_what_was_charged_and_how_to_go_on(
             raise
     assert codes == [130]
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("terrine: interrupted: run keeps the model as it was last saved, and counts the steps since as spent; ")
+    assert said.startswith(
+        "terrine: interrupted: run keeps the model as it was last saved, and counts the steps since as spent; "
+    )
     assert "the whole run was charged to 'patients', once: going on charges nothing more" in said
     assert said.endswith("the same terrine train command goes on from there")
 

@@ -123,9 +123,10 @@ def _describe_tensor(tensor: Tensor) -> Any:
     if isinstance(tensor, nn.Parameter) or not plain or tensor.numel() > _SMALL:
         return identity
     try:
-        return (*identity, _digest(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()))
-    except RuntimeError:  # left over from a program that kept it, and without numbers outside
+        numbers = tensor.detach().cpu().contiguous().flatten()
+    except RuntimeError:  # it was kept from inside vmap, and holds nothing any more
         return identity
+    return (*identity, _digest(numbers.view(torch.uint8).numpy().tobytes()))
 
 
 def _iterator_state(value: Any) -> Any:
