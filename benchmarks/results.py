@@ -42,7 +42,7 @@ from terrine.linear import StatisticsPlan, solve
 from terrine.linear import models as linear_models
 from terrine.rng import Seeded
 from terrine.rounding import up
-from terrine.sgd.averaging import Average
+from terrine.sgd.optimizers import Average
 
 DELTA = 1e-5
 Data = tuple[Tensor, Tensor, Tensor, Tensor]

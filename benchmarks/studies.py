@@ -42,7 +42,7 @@ from terrine.features.architectures import mlp
 from terrine.features.projection import private_projection
 from terrine.features.whitening import private_whitening
 from terrine.rounding import up
-from terrine.sgd.averaging import Average
+from terrine.sgd.optimizers import Average
 
 DELTA = results.DELTA
 BASE = results.Recipe(lot=2048, epochs=10, learning_rate=0.42, clip=2.0, growth=0.5)

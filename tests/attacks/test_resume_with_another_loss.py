@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from terrine import sgd
 from terrine.errors import InvalidArgument
-from terrine.sgd.averaging import Average
+from terrine.sgd.optimizers import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.validation import Budgeted, PublicValidation
 

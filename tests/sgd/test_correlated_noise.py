@@ -15,7 +15,7 @@ from terrine.audit.canaries import Canaries
 from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.correlated_noise import CorrelatedNoise
+from terrine.sgd.correlated import CorrelatedNoise
 from terrine.sgd.optimizers import CorrectedAdam
 
 SHARED = {"examples": 12, "lot": 3, "clip": 0.5, "noise": 1.0, "delta": 1e-5, "steps": 12, "seed": 4}

@@ -10,7 +10,7 @@ from torch import nn
 from terrine import sgd
 from terrine.errors import BudgetExceeded, InvalidArgument
 from terrine.events import Budget, Composed, Gaussian, Repeated, Reproducible
-from terrine.sgd.averaging import Average
+from terrine.sgd.optimizers import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.optimizers import CorrectedAdam
 from terrine.sgd.training import affordable_steps

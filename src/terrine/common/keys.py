@@ -42,7 +42,7 @@ class Purpose(enum.IntEnum):
     TRAINING = 8
     ROWS = 9
     GROUP = 10
-    ASIDE = 11
+    METRIC = 12
 
 
 def grid_of(deviation: float) -> float:

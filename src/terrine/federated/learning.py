@@ -40,7 +40,7 @@ from terrine.mechanisms import exact
 from terrine.receipts import Charged, Payment, Receipt
 from terrine.rng import Source
 from terrine.sgd import fingerprint
-from terrine.sgd.correlated_noise import CorrelatedNoise
+from terrine.sgd.correlated import CorrelatedNoise
 
 Rows = tuple[Tensor, Tensor]
 Parameters = Iterable[nn.Parameter]

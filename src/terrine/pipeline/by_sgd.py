@@ -27,7 +27,7 @@ from terrine.pipeline.models import Architecture
 from terrine.pipeline.settings import Settings
 from terrine.pipeline.units import Floats, Integers, Units
 from terrine.receipts import Receipt
-from terrine.sgd.averaging import Average
+from terrine.sgd.optimizers import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.targets import NumberLoss
 

@@ -1,10 +1,7 @@
 """DP-SGD on any PyTorch model: one plan makes the lots, the noise and the event.
 
     plan = sgd.Plan(examples=60_000, lot=600, epochs=20, clip=1.0, budget=Budget(epsilon=2.0, delta=1e-5))
-    model, optimizer, lots = sgd.make_private(model, optimizer, dataset, plan)
-    for x, y in lots:
-        optimizer.zero_grad()
-        criterion(model(x), y).backward()
+    for step in sgd.private_steps(model, optimizer, dataset, plan, loss=nn.CrossEntropyLoss()):
         optimizer.step()
 
 `Trainer` is the same without a loop of one's own, `PrivateClassifier` and `PrivateRegressor` are it for scikit-learn.
@@ -21,17 +18,17 @@ try:
 except ImportError as error:
     raise MissingExtra("torch", extra="torch") from error
 
-from terrine.sgd.averaging import Average
+from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Automatic, Flat, PerLayer, clipped_sum
 from terrine.sgd.correlated import Banded
+from terrine.sgd.metrics import Metric
 from terrine.sgd.mixing_layers import fix, validate
-from terrine.sgd.optimizers import CorrectedAdam
+from terrine.sgd.optimizers import Average, CorrectedAdam
 from terrine.sgd.plan import Plan
-from terrine.sgd.private import make_private
-from terrine.sgd.sampling import FixedSize, Poisson, Shuffled
+from terrine.sgd.sampling import CyclicPoisson, FixedOrder, FixedSize, Poisson, Shuffled
 from terrine.sgd.schedules import Adaptive, Stages
-from terrine.sgd.separation import CyclicPoisson, FixedOrder
-from terrine.sgd.training import Trainer
+from terrine.sgd.steps import PrivateStep, PrivateSteps, private_steps
+from terrine.sgd.trainer import Trainer
 from terrine.sgd.validation import Budgeted, PublicValidation
 
 if TYPE_CHECKING:
@@ -44,23 +41,27 @@ __all__ = [
     "Average",
     "Banded",
     "Budgeted",
+    "Checkpoint",
     "CorrectedAdam",
     "CyclicPoisson",
     "FixedOrder",
     "FixedSize",
     "Flat",
+    "Metric",
     "PerLayer",
     "Plan",
     "Poisson",
     "PrivateClassifier",
     "PrivateRegressor",
+    "PrivateStep",
+    "PrivateSteps",
     "PublicValidation",
     "Shuffled",
     "Stages",
     "Trainer",
     "clipped_sum",
     "fix",
-    "make_private",
+    "private_steps",
     "validate",
 ]
 

@@ -1,187 +1,191 @@
-"""Checkpoints: a run that was killed at any moment goes on to the same final model, and is never billed less.
+"""Checkpoints: a run that was killed at any moment goes on after what it has released, and is never billed less.
 
-The file (`sealed.py`) holds the model, the optimizer, the steps taken, and, sealed, the key that lots, noise and the
-seeds of the global generators come from. Whoever could read the key could subtract the noise. Steps that are repeated
-after a crash draw the same lots and the same noise: they release nothing new. That argument needs the same gradients,
-so a run that is kept seeds the global generators at every lot (`generators.py`), and refuses to go on with other data,
-as far as `RowReader.fingerprint` tells them apart, with another model, loss, optimizer or schedule, as far as
-`fingerprint.py` does, with sums in another order, or with a step that comes out otherwise than it did before
-(`redone.py`).
+    <path>          the model, the optimizer, and how many steps they have seen
+    <path>.count    how many steps were released: on disk before each is (`common/release_count.py`)
 
-The first checkpoint is written after the account was charged and before the first step.
+A run that goes on begins after the count, with fresh noise and fresh lots, from the newest saved model. Steps between
+that model and the count are spent. No noise is on disk, and none is used twice, whatever the gradients are by then.
+
+The model is saved after every step while that takes less than a twentieth of the time, else once a minute. Saving it
+older copies over newer ones costs steps, not privacy; a count that was set back is found where the model beside it has
+seen more steps. Where both were set back nothing can tell.
 """
 
 from __future__ import annotations
 
+import io
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from terrine import check
-from terrine.errors import InvalidArgument
-from terrine.events import Event
-from terrine.sgd import distributed
-from terrine.sgd.lots import RowReader
-from terrine.sgd.plan import Plan
-from terrine.sgd.sealed import Loaded, SealedFile
+from terrine import check, files
+from terrine.common.release_count import ReleaseCount
+from terrine.errors import InvalidArgument, OutOfOrder
 
-if TYPE_CHECKING:
-    from terrine.sgd.run import PrivateRun
-
-_FIELDS = {"charged_to", "limit", "taken", "bound", "order", "model", "optimizer", "others"}
+_VERSION = 5
+_FIELDS = {"version", "run", "plan", "limit", "looks", "charged_to", "taken", "bound", "model", "optimizer", "others"}
+_SHARE, _LONGEST = 0.05, 60.0  # of the time that saving may take; seconds after which it is saved all the same
 
 
 @dataclass
 class Checkpoint:
-    """Where to keep a run, and how often to save it; `seal` is a 32-byte key for what must stay secret."""
+    """Where to keep a run; `every` saves the model each so many steps, None as often as costs little."""
 
     path: Path
-    every: int = 100
-    seal: bytes | None = field(default=None, repr=False)
-    _others: dict[str, Any] = field(default_factory=dict, repr=False)
-    _constant: dict[str, Any] = field(default_factory=dict, repr=False)
-    _restored: dict[str, Any] = field(default_factory=dict, repr=False)
-    _prints: dict[str, str] = field(default_factory=dict, repr=False)
-    _saved_at: int = field(default=-1, repr=False)
+    every: int | None = None
 
     def __post_init__(self) -> None:
         self.path = Path(self.path)
-        self.every = check.whole("every", self.every)
-        if self.seal is not None and len(self.seal) != 32:
-            raise InvalidArgument(f"seal of {len(self.seal)} bytes: want 32, such as os.urandom(32)")
-        self._file = SealedFile(self.path, _FIELDS, self.seal)
+        if self.every is not None:
+            self.every = check.whole("every", self.every)
 
-    def open(
-        self,
-        plan: Plan,
-        source: RowReader,
-        bound: Mapping[str, str],
-        *,
-        piece: int | None = None,
-        memory: float | None = None,
-    ) -> Loaded | None:
-        """What is there to go on from; None where nothing is. `bound` are fingerprints of all that decides gradients.
+    @classmethod
+    def at(cls, place: Checkpoint | str | Path | None) -> Checkpoint | None:
+        """Return a checkpoint at a path, or itself.
 
-        Raises:
-            InvalidArgument: the file is of another plan, of other data, of another model, loss or setting, of a run
-                that adds up in another order, or cannot be unsealed.
-            OutOfOrder: nothing can be written there.
+        Raises: InvalidArgument where it is neither.
         """
-        self._constant, self._prints = {"piece": piece, "memory": memory}, dict(bound)
-        if distributed.is_first():
-            self._file.demand_room()
-        loaded = self._file.load(repr(plan))
-        if loaded is None:
-            return None
-        if loaded.key is None:
-            taken, limit = (loaded.record[name] for name in ("taken", "limit"))
-            if taken < limit:
-                raise InvalidArgument(
-                    f"{self.path}: its secrets are gone after {taken} of {limit} steps, so the run cannot go on; "
-                    "choose another path"
-                )
-            self._file.clear()
-        else:
-            self._check_order(loaded.record["order"])
-            self._prints["data set"] = source.fingerprint(loaded.key.secret)
-            self._file.demand_same(loaded, self._prints)
-        return loaded
+        if isinstance(place, str | Path):
+            return cls(Path(place))
+        if not isinstance(place, Checkpoint | None):
+            raise check.refuse("checkpoint", place, "a path or a Checkpoint")
+        return place
 
-    def attach(
-        self,
-        run: PrivateRun,
-        source: RowReader,
-        saved: Loaded | None,
-        *,
-        charged_to: str | None,
-        looks: Event | None = None,
-    ) -> None:
-        """Bring `run` to where it was saved, and keep it from now on."""
-        self._constant |= {
-            "plan": repr(run.step.plan),
-            "charged_to": charged_to,
-            "limit": run.step.limit,
-            "looks": repr(looks),
-        }
-        if saved is not None:
-            self._restore(run, saved.record)
-        if distributed.is_first() and (saved is None or saved.key is not None):
-            self._file.take_over(run.step.taken)
-        if saved is None:
-            self._prints["data set"] = source.fingerprint(run.step.key.secret)
-            self.save(run)
+    @property
+    def count_path(self) -> Path:
+        """Where the count of released steps lies."""
+        return self.path.with_name(self.path.name + ".count")
 
-    def keep(self, others: Mapping[str, Any]) -> None:
-        """Save these too, and restore them now where a run goes on."""
-        for name, one in others.items():
-            self._others[name] = one
-            if name in self._restored:
-                one.load_state_dict(self._restored[name])
 
-    def before_release(self, run: PrivateRun) -> None:
-        """Note what a step is about to release; refuse a repeated one that comes out otherwise than it did.
+class KeptRun:
+    """The files of one run, held by this process.
 
-        Raises:
-            InvalidArgument: it does.
-            OutOfOrder: the note cannot be written, or another run went on from here; nothing was released.
-        """
-        if self._file.held:
-            self._file.before_release(run.step.taken, run.step._sums)
+    Raises:
+        OutOfOrder: another process holds them, or nothing can be written.
+        InvalidArgument: they are of another plan, are none, or the count was set back.
+    """
 
-    def after_step(self, run: PrivateRun) -> None:
-        """Save every so many steps."""
-        if run.step.taken % self.every == 0 and run.step.taken != self._saved_at:
-            self.save(run)
-
-    def after_run(self, run: PrivateRun) -> None:
-        """Save what is final, without the secrets, and remove their key."""
-        if self._file.held:
-            self._file.finish(self._record(run))
-
-    def save(self, run: PrivateRun) -> None:
-        """Write everything, in one rename; does nothing in a process that does not hold the file.
-
-        Raises:
-            OutOfOrder: it cannot be written, or another run went on from the same checkpoint.
-        """
-        self._saved_at = run.step.taken
-        if self._file.held:
-            self._file.save(self._record(run), run.step.taken, run.step.key, self._prints)
-
-    def _restore(self, run: PrivateRun, record: dict[str, Any]) -> None:
+    def __init__(self, checkpoint: Checkpoint, plan: str) -> None:
+        self.path, self._every = checkpoint.path, checkpoint.every
+        if not self.path.parent.is_dir():
+            raise OutOfOrder(f"{self.path.parent}: no such folder; want one that is there for the checkpoint")
+        if self.path.is_dir():
+            raise OutOfOrder(f"{self.path}: a folder; want a file for the checkpoint")
+        self.count = ReleaseCount(checkpoint.count_path)
+        self._plan, self._constant = plan, dict[str, Any]()
+        self._others: dict[str, Any] = {}
+        self._saved_at, self._seconds, self._last = -1, 0.0, time.monotonic()
         try:
-            run.step.model.load_state_dict(record["model"])
-            run.optimizer.load_state_dict(record["optimizer"])
+            self.record = self._load() if self.path.exists() else None
+            self._check()
+        except BaseException:
+            self.count.close()
+            raise
+
+    def begin(self, **constant: Any) -> None:
+        """Note what stays the same for the whole run."""
+        self._constant = constant
+
+    def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Bring model and optimizer to where they were saved.
+
+        Raises: InvalidArgument where they are others.
+        """
+        assert self.record is not None
+        try:
+            model.load_state_dict(self.record["model"])
+            optimizer.load_state_dict(self.record["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"{self.path}: a run of another model or optimizer ({reason})") from None
-        run.step.taken, run.step.bound = record["taken"], record["bound"]
-        self._restored = record["others"]
-        self._saved_at = run.step.taken
+        if self.count.number > self.record["taken"]:
+            self._saved_at = self.record["taken"]
 
-    def _record(self, run: PrivateRun) -> dict[str, Any]:
-        return {
-            **{name: self._constant[name] for name in ("plan", "charged_to", "limit", "looks")},
-            "taken": run.step.taken,
-            "bound": run.step.bound,
-            "order": self._order(),
-            "model": run.step.model.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
-            "others": {name: one.state_dict() for name, one in self._others.items()},
-        }
+    def keep(self, others: Mapping[str, Any]) -> None:
+        """Save these too, and restore them now where a run goes on."""
+        for name, other in others.items():
+            self._others[name] = other
+            if self.record is not None and name in self.record["others"]:
+                other.load_state_dict(self.record["others"][name])
 
-    def _order(self) -> dict[str, Any]:
-        """What decides the order in which a lot is added up and drawn for: a repeated step must keep it."""
-        order = {"threads": torch.get_num_threads(), "processes": distributed.share()[1]}
-        return order | {name: self._constant[name] for name in ("piece", "memory")}
+    def is_due(self, taken: int) -> bool:
+        """Whether to save after so many steps."""
+        if taken == self._saved_at:
+            return False
+        if self._every is not None:
+            return taken % self._every == 0
+        waited = time.monotonic() - self._last
+        return self._seconds <= _SHARE * waited or waited >= _LONGEST
 
-    def _check_order(self, before: dict[str, Any]) -> None:
-        for name, now in self._order().items():
-            if now != (was := before.get(name)):
-                how = f"torch.set_num_threads({was})" if name == "threads" else f"{name}={was}"
+    def save(self, taken: int, bound: float, model: nn.Module, optimizer: Optimizer) -> None:
+        """Write everything, in one rename.
+
+        Raises:
+            OutOfOrder: it cannot be written.
+        """
+        begun = time.monotonic()
+        record = {
+            "version": _VERSION, "run": self.count.secret[:8].hex(), "plan": self._plan, **self._constant,
+            "taken": taken, "bound": bound, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+            "others": {name: other.state_dict() for name, other in self._others.items()},
+        }  # fmt: skip
+        buffer = io.BytesIO()
+        torch.save(record, buffer)
+        try:
+            files.write(self.path, buffer.getvalue(), private=True)
+        except OSError as error:
+            raise OutOfOrder(
+                f"{self.path}: the checkpoint could not be written ({error.strerror}); want a place that may be "
+                "written, with room, and go on"
+            ) from error
+        self._saved_at, self._last = taken, time.monotonic()
+        self._seconds = self._last - begun
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            record = torch.load(self.path, weights_only=True, map_location="cpu")
+        except OSError as error:
+            raise OutOfOrder(f"{self.path}: the checkpoint could not be read ({error.strerror})") from error
+        except Exception as error:
+            raise self._strange(type(error).__name__) from None
+        if not isinstance(record, dict) or (missing := sorted(_FIELDS - set(record))):
+            raise self._strange(f"{missing[0]} is missing" if isinstance(record, dict) else type(record).__name__)
+        return record
+
+    def _strange(self, why: str) -> InvalidArgument:
+        return InvalidArgument(f"{self.path}: not a checkpoint ({why}); remove it or choose another")
+
+    def _check(self) -> None:
+        number, record = self.count.number, self.record
+        if record is None:
+            if number:
                 raise InvalidArgument(
-                    f"{self.path}: a run of {name}={was}, here {now}: its steps would come out otherwise; want {how}"
+                    f"{self.path} is missing, after {number} released steps; want it as it was, or another path, where "
+                    "a fresh run has to be paid for"
                 )
+            return
+        if record["version"] != _VERSION:
+            raise self._strange(f"of version {record['version']}, want {_VERSION}")
+        if record["plan"] != self._plan:
+            raise InvalidArgument(f"{self.path}: a run of another plan, {record['plan']}; want that, or another path")
+        if self.count.is_new:
+            self.count.remove()
+        if self.count.is_new or record["run"] != self.count.secret[:8].hex():
+            raise InvalidArgument(
+                f"{self.count.path}: the count of this run's released steps is missing, or another run's; want the "
+                "one beside the checkpoint, or another path, where a fresh run has to be paid for"
+            )
+        if record["taken"] > number:
+            raise InvalidArgument(
+                f"{self.count.path}: counts {number} released steps, the model beside it has seen {record['taken']}: "
+                "an older copy, after which steps would be released twice; want the newest"
+            )
+
+
+__all__ = ["Checkpoint", "KeptRun"]

@@ -19,8 +19,8 @@ from torch import nn
 
 from terrine.errors import MissingExtra
 from terrine.receipts import Charged
-from terrine.sgd.classes import placed, told
 from terrine.sgd.estimator import PrivateEstimator
+from terrine.sgd.targets import placed, told
 
 try:
     from sklearn.base import ClassifierMixin

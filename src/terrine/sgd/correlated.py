@@ -18,22 +18,34 @@ lower triangular, and for Gaussian noise the adaptive release costs what the fix
                      nothing depends on it, so a run is ceil(T / b) sampled Gaussians   [CGM23]
 
 Coefficients are public: they follow from the number of steps, the bands and the workload.
+
+The noise is made by forward substitution: y_t = norm(c) z_t - c_1 y_{t-1} - ... - c_{b-1} y_{t-b+1}, c_0 = 1. A run
+that goes on after a crash begins the substitution anew, with fresh z: that is the release of a C with two blocks on its
+diagonal, whose columns are as short and as far apart, so it costs the same, and no noise is ever written to disk.
+Rounding does not pile up: errors of one step in float32 are as if z_t had been off by some 2^-24 of the vectors it is
+made of, however many steps there are.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.signal import lfilter
+from torch import Tensor
 
 from terrine import check
-from terrine.errors import InvalidArgument
+from terrine.common.keys import Key, Purpose, grid_of
+from terrine.common.normal_values import BLOCK, LARGE
+from terrine.errors import InvalidArgument, OutOfOrder
 
 Floats = NDArray[np.float64]
 Objective = Literal["mean", "max"]
@@ -210,4 +222,77 @@ def _optimised(bands: int, momentum: float, weight_decay: float, objective: Obje
     return (1.0, *(round(float(c), _DIGITS) for c in best))
 
 
-__all__ = ["Banded"]
+log = logging.getLogger("terrine.sgd")
+
+
+class CorrelatedNoise:
+    """The noise of a run from step `first` on, for `parameters` in order; holds the last bands - 1 vectors."""
+
+    def __init__(self, banded: Banded, key: Key, parameters: Iterable[Tensor], *, first: int = 0) -> None:
+        self._banded, self._key, self.first = banded, key, first
+        self._like = [(one.device, one.numel()) for one in parameters]
+        self._past: dict[torch.device, Tensor] = {}  # (bands - 1, numbers); y_t lies in row t mod (bands - 1)
+        self._following = first
+        log.warning(
+            "correlated noise keeps %d vectors of %d numbers: %.1f MB beside the model",
+            banded.bands - 1,
+            sum(count for _, count in self._like),
+            self.memory / 1e6,
+        )
+
+    @property
+    def memory(self) -> int:
+        """The bytes that are kept from step to step."""
+        return 4 * (self._banded.bands - 1) * sum(count for _, count in self._like)
+
+    def protect(self, totals: Sequence[Tensor], step: int, deviation: float, over: float = 1.0) -> None:
+        """Add the noise of `step` in place, round to a public grid, and divide by `over`.
+
+        `deviation` is that of z. The grid is 2^-10 of what is new in the noise of a step, given all steps before.
+
+        Raises:
+            OutOfOrder: the step is over.
+        """
+        grid = grid_of(deviation * self._banded.sensitivity)
+        for total, noise in zip(totals, self.at(step), strict=True):
+            wide = total.to(torch.promote_types(total.dtype, torch.float32)).mul_(1 / grid)
+            wide.add_(noise.view(total.shape), alpha=deviation / grid).round_().mul_(grid / over)
+            if wide is not total:
+                total.copy_(wide)
+
+    def at(self, step: int) -> list[Tensor]:
+        """The noise of `step` for each parameter, flat, for z of deviation 1; until the next step is asked for.
+
+        Raises:
+            OutOfOrder: a later step was asked for before.
+        """
+        if step < self._following:
+            raise OutOfOrder(f"the noise of step {step + 1} was used; want step {self._following + 1} or later")
+        while self._following <= step:
+            self._advance()
+        row = step % (self._banded.bands - 1)
+        parts = {
+            device: iter(past[row].split([count for one, count in self._like if one == device]))
+            for device, past in self._past.items()
+        }
+        return [next(parts[device]) for device, _ in self._like]
+
+    def _advance(self) -> None:
+        if not self._past:
+            self._past = self._zeros()
+        step, self._following = self._following, self._following + 1
+        draw, rows, c = self._key.draw(Purpose.NOISE, step), self._banded.bands - 1, self._banded.coefficients
+        for device, past in self._past.items():
+            for here in past.split(BLOCK if device.type == "cpu" else LARGE, dim=1):
+                new = here[step % rows].mul_(-c[rows])  # the oldest vector makes room for the newest
+                for back in range(1, rows):
+                    new.sub_(here[(step - back) % rows], alpha=c[back])
+            draw.add_normal(past[step % rows], self._banded.sensitivity)
+
+    def _zeros(self) -> dict[torch.device, Tensor]:
+        rows, devices = self._banded.bands - 1, dict.fromkeys(device for device, _ in self._like)
+        sizes = {one: sum(count for device, count in self._like if device == one) for one in devices}
+        return {device: torch.zeros(rows, size, device=device) for device, size in sizes.items()}
+
+
+__all__ = ["Banded", "CorrelatedNoise"]

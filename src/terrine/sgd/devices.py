@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from terrine.errors import InvalidArgument
 
 
-def settled(model: nn.Module, device: str | torch.device | None) -> torch.device | None:
+def find_device(model: nn.Module, device: str | torch.device | None) -> torch.device | None:
     """Move the model to `device`, where one is given; the device of its parameters, None where they have several.
 
     Raises:
@@ -28,7 +28,7 @@ def settled(model: nn.Module, device: str | torch.device | None) -> torch.device
     return found.pop() if len(found) == 1 else None
 
 
-def moved(batch: Any, device: torch.device | None) -> Any:
+def move_batch(batch: Any, device: torch.device | None) -> Any:
     """A lot on the device of the run."""
     if device is None:
         return batch

@@ -24,7 +24,7 @@ from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import Budget
 from terrine.receipts import Charged
 from terrine.sgd.plan import Plan
-from terrine.sgd.training import Trainer
+from terrine.sgd.trainer import Trainer
 
 try:
     from sklearn.base import BaseEstimator

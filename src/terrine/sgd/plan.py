@@ -23,9 +23,9 @@ from terrine.errors import BudgetExceeded, InvalidArgument, WeakGuarantee
 from terrine.events import Budget, Composed, Event, Gaussian, NonPrivate, Reproducible, Unit, settled_unit
 from terrine.sgd.clipping import ClippingRule, Flat
 from terrine.sgd.correlated import Banded
-from terrine.sgd.sampling import Poisson, Sampling, Stage
+from terrine.sgd.metrics import Metric
+from terrine.sgd.sampling import Poisson, Sampling, Stage, separated
 from terrine.sgd.schedules import CONSTANT, Adaptive, Stages
-from terrine.sgd.separation import separated
 
 _FOUND_BY_THE_PLAN: Any = None
 _SAMPLING = ("reach", "steps", "event", "draw")  # what `Sampling` has
@@ -63,6 +63,8 @@ class Plan:
     clip_stages: Stages = CONSTANT
     correlated: Banded | None = None
     """Noise of which later steps take a part back; its coefficients are settled here, and lots are drawn to fit."""
+    metrics: tuple[Metric, ...] = ()
+    """Numbers of the private examples that every step releases with noise of their own, such as the loss."""
     preparation: tuple[Event, ...] = ()
     """What was already released about the same units to prepare the run, such as a private projection."""
     unit: Unit = _FOUND_BY_THE_PLAN
@@ -165,10 +167,6 @@ class Plan:
         """The unit as events have it: one example is what they mean without a word."""
         return None if self.unit is Unit.EXAMPLE else self.unit
 
-    def variance_at(self, step: int, deviation: float) -> float:
-        """The variance of a step's noise, where independent noise would have this deviation."""
-        return deviation**2 if self.correlated is None else deviation**2 * self.correlated.variance_at(step)
-
     def _event(self, noise: float, steps: int) -> Event:
         if noise == 0:
             return NonPrivate(unit=self._said)
@@ -187,10 +185,11 @@ class Plan:
         return [(self._release(one), one, length) for one, length in zip(scaled, lengths, strict=True) if length]
 
     def _release(self, noise: float) -> Event:
-        gradient = Gaussian(noise=noise, unit=self._said)
-        if not isinstance(self.rule, Adaptive):
-            return gradient
-        return Composed([gradient, Gaussian(noise=self.rule.count_noise(self.lot), unit=self._said)])
+        multipliers = [noise, *(metric.noise_for(self.lot) for metric in self.metrics)]
+        if isinstance(self.rule, Adaptive):
+            multipliers.append(self.rule.count_noise(self.lot))
+        parts = [Gaussian(noise=multiplier, unit=self._said) for multiplier in multipliers]
+        return parts[0] if len(parts) == 1 else Composed(parts)
 
     def _check_kinds(self) -> None:
         """Other kinds of values would be found out later, by errors that say nothing."""
@@ -202,6 +201,12 @@ class Plan:
                 raise check.refuse(name, stages, "sgd.Stages(...)")
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise check.refuse("budget", self.budget, "Budget(epsilon, delta)")
+        metrics = (self.metrics,) if isinstance(self.metrics, Metric) else self.metrics
+        if not isinstance(metrics, tuple | list) or not all(isinstance(metric, Metric) for metric in metrics):
+            raise check.refuse("metrics", metrics, "a tuple of sgd.Metric(...)")
+        if len({metric.name for metric in metrics}) < len(metrics):
+            raise check.refuse("metrics", [metric.name for metric in metrics], "a name of its own for each")
+        object.__setattr__(self, "metrics", tuple(metrics))
         given = self.preparation
         if not isinstance(given, tuple | list) or not all(isinstance(one, Event) for one in given):
             raise check.refuse("preparation", given, "a tuple of events, such as (projection.event,)")
@@ -232,7 +237,7 @@ class Plan:
             raise check.refuse("correlated", banded, "sgd.Banded(bands=...)")
         bands = 1 if banded is None else banded.bands
         changing = {"noise_stages": self.noise_stages != CONSTANT, "clip_stages": self.clip_stages != CONSTANT}
-        changing["clip"] = isinstance(self.rule, Adaptive)
+        changing["clip"], changing["metrics"] = isinstance(self.rule, Adaptive), bool(self.metrics)
         for name in (name for name, changes in changing.items() if changes and bands > 1):
             hint = "a step takes back noise of the steps before, which must be of its own scale"
             raise check.refuse(name, getattr(self, name), f"one scale for all steps beside {bands} bands", hint)

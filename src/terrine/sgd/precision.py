@@ -30,6 +30,13 @@ def exact() -> AbstractContextManager[None]:
 
 
 @contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Within, nothing is computed in half precision, whatever autocast surrounds it, and products are exact."""
+    with torch.autocast(device.type, enabled=False), exact():
+        yield
+
+
+@contextmanager
 def _exact() -> Iterator[None]:
     if not _settings():
         asked = torch.get_float32_matmul_precision()

@@ -17,7 +17,7 @@ from terrine import check
 from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument
 from terrine.events import Event, Gaussian, Repeated
-from terrine.sgd.devices import moved, settled
+from terrine.sgd.devices import find_device, move_batch
 
 
 def are_classes(output: Any, target: Any) -> bool:
@@ -140,7 +140,7 @@ def _right_answers(model: nn.Module, data: tuple[Tensor, Tensor], at_once: int =
     training = model.training
     model.eval()
     try:
-        pairs, home = zip(*(torch.split(one, at_once) for one in data), strict=True), settled(model, None)
-        return torch.cat([right(model(x), y) for x, y in (moved(pair, home) for pair in pairs)])
+        pairs, home = zip(*(torch.split(one, at_once) for one in data), strict=True), find_device(model, None)
+        return torch.cat([right(model(x), y) for x, y in (move_batch(pair, home) for pair in pairs)])
     finally:
         model.train(training)

@@ -16,7 +16,7 @@ from torch import nn
 from terrine import sgd
 from terrine.common import generators
 from terrine.errors import InvalidArgument
-from terrine.sgd.averaging import Average
+from terrine.sgd.optimizers import Average
 from terrine.sgd.clipping import ghost, tied
 from terrine.sgd.clipping.alone import way_of
 from terrine.sgd.validation import Budgeted, PublicValidation

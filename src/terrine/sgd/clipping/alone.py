@@ -1,11 +1,11 @@
-"""Every example alone: the forward pass of a microbatch in which no example can see another.
+"""Every example alone: a program run once for a microbatch in which no example can see another.
 
-`torch.vmap` runs the model once for all examples, but as a program on a lot of one: batch statistics, differences
-between examples, an index into the lot have nothing to act on but the example itself, in this lot and in any other.
+`torch.vmap` runs the program once for all examples, but as a program on a batch of one: batch statistics, differences
+between examples, an index into the batch have nothing to act on but the example itself, in this batch and in any other.
 What vmap cannot run is run one example after the other, by plain autograd:
 
-    vmap        functions that vmap knows, numbers read into Python by groups that agree
-    lifted      the same for models that write into tensors they make
+    vmap        functions that vmap knows, questions of Python's by groups that agree
+    lifted      the same for programs that write into tensors they make
     shielded    the same for models with gradient checkpointing
     one by one  anything
 """
@@ -13,7 +13,7 @@ What vmap cannot run is run one example after the other, by plain autograd:
 from __future__ import annotations
 
 import logging
-import random
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -28,240 +28,217 @@ from terrine.common import generators
 from terrine.errors import InvalidArgument, TerrineError
 from terrine.sgd.clipping.microbatches import Cost
 from terrine.sgd.clipping.recording import Divided, Escaped, Recording
-from terrine.sgd.clipping.state import ModuleState, held_by
+from terrine.sgd.clipping.use import Unfollowed
 
 log = logging.getLogger("terrine.sgd")
 
-Outputs = tuple[list[Any], Any]
-"""The leaves of what a function returned, tensors with the examples first, and how they are nested."""
+_CHECKPOINTED = "terrine: saved tensors are recomputed"
+_VMAPS = ("vmap", "functorch", "batching rule", "batchedtensor", "is not implemented for", _CHECKPOINTED)
+_PATIENCE = 3  # microbatches that may fail under vmap before examples go one by one for good
 
 
 @dataclass
 class Way:
-    """How the examples of one model are run."""
+    """How the examples of one model are run; what is found out on made-up rows, or by failures."""
 
     lifted: bool = False
     shielded: bool = False
     one_by_one: bool = False
-    steps: int = 0  # that `clipped_sum` took
+    failures: int = 0
+    calls: int = 0  # of clipped sums
     costs: dict[Any, Cost] = field(default_factory=dict)  # of one example, by the shapes of its inputs
 
-    def give_way(self, model: nn.Module, failure: Exception) -> None:
-        """Choose the next way after a failure.
+    def give_way(self, failure: Exception) -> bool:
+        """Whether to try again under vmap, in another way; if not, the microbatch goes one by one.
 
-        Raises: the failure, where it is one of ours or there is no other way.
+        Raises: the failure, where it is one of ours, or the machine's.
         """
-        if isinstance(failure, TerrineError | Divided) or self.one_by_one or "same device" in str(failure):
+        reason = str(failure)
+        if isinstance(failure, TerrineError | Divided) or "same device" in reason or is_out_of_memory(failure):
             raise failure
-        if _CHECKPOINTED in str(failure) and not self.shielded:
+        known = isinstance(failure, Unfollowed | NotImplementedError) or any(one in reason.lower() for one in _VMAPS)
+        if known and _CHECKPOINTED in reason and not self.shielded:
             self.shielded = True
-        elif not self.lifted:
+            return True
+        if known and not self.lifted:
             self.lifted = True
-        else:
+            return True
+        self.failures += 1
+        if known or self.failures >= _PATIENCE:
             self.one_by_one = True
-            reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
-            log.warning("%s: one example at a time, exact but slow (%s)", type(model).__name__, reason)
+            operation = re.search(r"aten::\w+", reason)
+            followed = reason.partition(":")[0] if isinstance(failure, Unfollowed) else ""
+            what = operation.group() if operation else followed
+            log.warning("one example at a time, exact but slow%s", f": vmap cannot run {what}" if what else "")
+        return False
 
 
 def way_of(model: nn.Module) -> Way:
-    """How this model is run, as far as is known."""
+    """Return how this model is run, as far as is known."""
     return _WAYS.setdefault(model, Way())
 
 
 _WAYS: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
-CHECKED_EVERY = 100  # steps: how often two examples are tried together
-_CHECKPOINTED = "terrine: saved tensors are recomputed"
 
 
-def together(
-    function: Callable[..., Any],
-    rows: Sequence[Tensor],
-    recording: Recording,
-    modules: Sequence[nn.Module] = (),
-    state: ModuleState | None = None,
-) -> Outputs:
-    """`function` of every example's rows, under vmap.
+def is_out_of_memory(failure: BaseException) -> bool:
+    """Whether the machine, not an example, is why something failed."""
+    return isinstance(failure, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(failure)
+
+
+def run_together(function: Callable[..., Tensor], rows: Sequence[Tensor], recording: Recording) -> Tensor:
+    """Return `function` of every example's rows, (n, ...), under vmap.
 
     Raises:
-        InvalidArgument: one of the modules keeps something of an example.
+        InvalidArgument: the program reads or keeps something of an example.
         Divided: examples gave different answers to Python; those that agree can be run together.
     """
-    kept: list[Outputs] = []
-    before = [held_by(module) for module in modules]
-    if state is not None:
-        state.restore()
-        recording.state = state
 
-    def one(marker: Tensor, *row: Tensor) -> tuple[Tensor, ...]:
+    def run_one(marker: Tensor, *row: Tensor) -> Tensor:
         recording.begin(marker, row)
-        with recording:
-            leaves, nesting = pytree.tree_flatten(function(*row))
-            leaves = [recording.output(leaf) for leaf in leaves]
+        try:
+            with recording:
+                value = recording.as_own(function(*row))
+        finally:
+            recording.put_back()
         if recording.escaped is not None:  # and was caught by a bare except
             raise recording.escaped
-        _refuse_kept(modules, before, recording)
-        kept.append((leaves, nesting))
-        return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        return value
 
     marker = torch.zeros(recording.examples, device=rows[0].device)
     hooks = nullcontext() if recording.shielded else torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED)
+    seed = torch.initial_seed()
     try:
         with hooks:
-            found = torch.vmap(one, randomness="different")(marker, *rows)
+            values: Tensor = torch.vmap(run_one, randomness="different")(marker, *rows)
     except Escaped as escaped:
         raise escaped.failure from None
-    if state is not None:
-        state.check(recording.asked)
-    (leaves, nesting), made = kept[0], iter(found)
-    return [next(made) if isinstance(leaf, Tensor) else leaf for leaf in leaves], nesting
+    check_seed(seed)
+    return values
 
 
-def _refuse_kept(modules: Sequence[nn.Module], before: list[list[Any]], recording: Recording) -> None:
-    for module, held in zip(modules, before, strict=True):
-        known = set(map(id, held))
-        new = [tensor for tensor in held_by(module) if id(tensor) not in known]
-        if new and any(recording.batched(new)):
-            raise InvalidArgument(
-                f"{type(module).__name__}: an attribute keeps a tensor of the examples, in which those of an earlier "
-                "lot would meet later ones; want a forward pass that keeps nothing"
-            )
+def run_alone(function: Callable[..., Any], row: Sequence[Tensor], *, reads_values: bool = False) -> Any:
+    """Return `function` of one example's row, without vmap."""
+    watch, seed = Recording({}, 1, reads_values=reads_values), torch.initial_seed()
+    watch.begin(None, row)
+    try:
+        with watch:
+            value = function(*row)
+    finally:
+        watch.put_back()
+    check_seed(seed)
+    return value
 
 
-def groups(answers: Sequence[Any], each: int = 1) -> tuple[list[Tensor], list[Tensor]]:
-    """The examples of units that can run together, group by group, and those of units that have to run alone.
+def check_seed(before: int) -> None:
+    """Refuse a program that has seeded torch's generator: the draws of all examples behind it would be known.
+
+    Raises: InvalidArgument
+    """
+    if torch.initial_seed() != before:
+        raise InvalidArgument(
+            "torch.manual_seed() inside the loss or the model: what other examples draw would be known; want none, or "
+            "Plan(seed=...) for tests"
+        )
+
+
+def group_by_answer(answers: Sequence[Any], each: int = 1) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the examples of units that can run together, group by group, and those of units that have to run alone.
 
     A unit is `each` examples that follow each other. Those whose examples all gave one answer run with others that
     gave the same, unless hardly two agree.
     """
-    found: dict[str, list[Tensor]] = {}
+    groups: dict[str, list[Tensor]] = {}
     alone: list[Tensor] = []
     for unit in torch.arange(len(answers)).split(each):
-        told = {repr(answers[index]) for index in unit.tolist()}
-        if len(told) == 1:
-            found.setdefault(told.pop(), []).append(unit)
+        distinct = {repr(answers[index]) for index in unit.tolist()}
+        if len(distinct) == 1:
+            groups.setdefault(distinct.pop(), []).append(unit)
         else:
             alone.append(unit)
-    if 2 * len(found) * each > len(answers):
+    if 2 * len(groups) * each > len(answers):
         return [], list(torch.arange(len(answers)).split(each))
-    return [torch.cat(units) for units in found.values()], alone
+    return [torch.cat(units) for units in groups.values()], alone
 
 
-def each_alone(function: Callable[..., Tensor], rows: Sequence[Tensor], modules: Sequence[nn.Module] = ()) -> Tensor:
-    """`function` of every example's rows as lots of one, examples first; one after the other where vmap cannot."""
-    before, state = generators.states(rows[0].device), ModuleState(modules)
-    try:
-        alone = Recording({}, len(rows[0]))
-        found, _ = together(lambda *row: function(*(one.unsqueeze(0) for one in row)), rows, alone, modules, state)
-        return found[0]  # type: ignore[no-any-return]
-    except TerrineError:
-        raise
-    except Exception:  # whatever vmap cannot do
-        generators.restore(before, rows[0].device)
-        apart = [[row[i : i + 1] for row in rows] for i in range(len(rows[0]))]
-        return torch.stack([one_alone(function, row, state) for row in apart])
+def run_each(function: Callable[..., Tensor], rows: Sequence[Tensor], *, reads_values: bool = False) -> Tensor:
+    """Return `function` of every example's rows as a batch of one, (n, ...), without gradients.
 
-
-def one_alone(function: Callable[..., Any], row: Sequence[Tensor], state: ModuleState) -> Any:
-    """`function` of one example's row, without vmap."""
-    watch = Recording({}, 1)
-    watch.begin(None, row)
-    state.restore()
-    state.about_to_read()  # nothing tells what Python learns of it, by a shape, a slice or an error
-    watch.state = state
-    with watch:
-        found = function(*row)
-    state.check(asked=True)
-    return found
-
-
-def check_company(
-    whole: Callable[[list[Tensor]], Any],
-    alone: Callable[..., Any],
-    rows: Sequence[Tensor],
-    modules: Sequence[nn.Module] = (),
-) -> None:
-    """The seat belt: tries two random examples together and alone, with all that is random held still.
-
-    Nothing depends on it but what its user thinks a model does: examples are apart all the same.
-
-    Raises: InvalidArgument where `whole` of both is not `alone` of each.
+    One after the other where vmap cannot; an example for which it fails gives nan.
     """
-    if len(rows[0]) < 2:
-        return
-    pair = torch.tensor(random.SystemRandom().sample(range(len(rows[0])), 2), device=rows[0].device)
-    given = [row[pair] for row in rows]
-    before = generators.states(rows[0].device)
-    watch = Recording({}, 1, still=True)
-    state = ModuleState(modules)
+    device, count = rows[0].device, len(rows[0])
+    before = generators.states(device)
+
+    def run_row(*row: Tensor) -> Tensor:
+        return function(*(part.unsqueeze(0) for part in row))
+
+    with torch.no_grad():
+        try:
+            return run_together(run_row, rows, Recording({}, count, reads_values=reads_values))
+        except TerrineError:
+            raise
+        except Exception:  # whatever vmap cannot do
+            generators.restore(before, device)
+        values = [_try_alone(run_row, [part[index] for part in rows], reads_values) for index in range(count)]
+    shape = next((value.shape for value in values if isinstance(value, Tensor)), torch.Size())
+    return torch.stack([value if isinstance(value, Tensor) else torch.full(shape, torch.nan) for value in values])
+
+
+def _try_alone(function: Callable[..., Tensor], row: Sequence[Tensor], reads_values: bool) -> Tensor | None:
     try:
-        calls = [(whole, given), *((lambda row: alone(*row), [row[i] for row in given]) for i in (0, 1))]
-        found = [_leaves(watch, function, lot, state) for function, lot in calls]
+        return torch.as_tensor(run_alone(function, row, reads_values=reads_values))
     except TerrineError:
         raise
-    except Exception:  # a model that cannot take two examples has none to mix
-        return
+    except Exception as failure:
+        if is_out_of_memory(failure):
+            raise
+        return None
+
+
+def take_gradients(run: Callable[[], Tensor], parameters: list[nn.Parameter]) -> Sequence[Tensor | None]:
+    """Return the gradients of what `run` returns, by plain autograd; empty where it depends on no parameter."""
+    value = run()
+    if not value.requires_grad:
+        return []
+    try:
+        return torch.autograd.grad(value, parameters, allow_unused=True)
+    except RuntimeError as failure:
+        if "use_reentrant" not in str(failure):
+            raise
+    value = run()  # reentrant checkpointing: gradients can only be had from `grad`
+    before = [parameter.grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        torch.autograd.backward(value)
+        return [parameter.grad for parameter in parameters]
     finally:
-        state.restore()
-        generators.restore(before, rows[0].device)
-    numbers = [one for one in (*given, *found[0]) if one.is_floating_point()]
-    rounding = max((_reach(one) * 1e3 * torch.finfo(one.dtype).eps for one in numbers), default=0.0)
-    weighs = watch.ignores or any(getattr(module, "weighs_examples", False) for module in modules)
-    for both, one, other in () if watch.drawn else zip(*found, strict=False):
-        if not _is_joined(both, one, other, rounding, weighs):
-            fits = both.numel() == 2 * one.numel() or both.dim() == 0
-            what = (
-                "other numbers than each has alone" if fits else f"outputs of shape {tuple(both.shape)}, not twice one"
-            )
-            raise InvalidArgument(
-                f"two examples together have {what} ({tuple(one.shape)}): the model or the loss mixes examples, by "
-                "batch statistics, a sum or a branch over the lot, or has no dimension for them; want every example "
-                "treated by itself, and examples as the outputs' first dimension"
-            )
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
 
 
-def _leaves(
-    watch: Recording, function: Callable[[list[Tensor]], Any], given: list[Tensor], state: ModuleState
-) -> list[Tensor]:
-    """The floating-point tensors that a function of a lot returns; every call begins with the same generators."""
-    state.restore()
-    watch.state = state
-    given = [one.clone() for one in given]  # which it may write to
-    watch.begin(None, given)
-    before = generators.states(given[0].device)
-    with torch.no_grad(), generators.untouched():
-        with watch:
-            found = pytree.tree_leaves(function(given))
-        watch.drawn |= not all(map(torch.equal, before, generators.states(given[0].device)))
-    return [leaf for leaf in found if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+def flatten_batch(batch: Any) -> tuple[list[Any], Any, int]:
+    """Return the leaves of a batch, how they are nested, and how many examples it has.
 
-
-def _is_joined(both: Tensor, one: Tensor, other: Tensor, rounding: float, weighs: bool) -> bool:
-    """Whether an output for two examples is that of each, side by side; or the sum or mean of their losses.
-
-    Where labels are ignored, or a loss is a mean over what an example has several of, such as tokens, the mean over
-    all of two examples' `weighs` one's more than the other's.
+    Raises: InvalidArgument where it holds something else than tensors with as many rows.
     """
-    if one.dim() == both.dim() == 0:
-        expected = [
-            one + other,
-            (one + other) / 2,
-            *([both.clamp(min(one, other), max(one, other))] if weighs else []),
-        ]
-        return any(_close(both, value, rounding) for value in expected)
-    if one.dim() == both.dim() - 1:
-        return both.shape[1:] == one.shape and _close(both, torch.stack([one, other]), rounding)
-    pairs = (torch.cat([one, other], axis) for axis in range(one.dim()) if one.shape == other.shape)
-    return any(pair.shape == both.shape and _close(both, pair, rounding) for pair in pairs)
-
-
-def _close(one: Tensor, other: Tensor, rounding: float) -> bool:
-    finite = torch.isfinite(one) & torch.isfinite(other)
-    one, other = torch.where(finite, one, 0.0), torch.where(finite, other, 0.0)
-    half = one.dtype in (torch.float16, torch.bfloat16)
-    reach = _reach(one)
-    return bool(torch.allclose(one, other, 0.0, (0.05 if half else 1e-3) * reach + rounding))
-
-
-def _reach(tensor: Tensor) -> float:
-    """The largest finite number."""
-    return float(torch.where(tensor.isfinite(), tensor, 0.0).abs().max()) if tensor.numel() else 0.0
+    if hasattr(batch, "keys") and not isinstance(batch, dict):  # such as transformers' BatchEncoding
+        batch = {name: batch[name] for name in batch.keys()}  # noqa: SIM118
+    leaves, nesting = pytree.tree_flatten(batch)
+    strange = sorted(
+        {type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor | bool | int | float | None)}
+    )
+    if strange:
+        raise InvalidArgument(
+            f"a batch with {', '.join(strange)}: every example would see those of all; want tensors, such as texts as "
+            "token ids, or a collate function that makes them"
+        )
+    shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
+    if not shapes:
+        raise InvalidArgument(f"a batch of type {type(batch).__name__} without tensors: want some, examples first")
+    if len({shape[:1] for shape in shapes}) > 1 or not shapes[0]:
+        raise InvalidArgument(
+            f"a batch of tensors of shapes {shapes}: want a first dimension that counts examples in each; what all "
+            "examples share belongs into the model, as a buffer"
+        )
+    return leaves, nesting, shapes[0][0]

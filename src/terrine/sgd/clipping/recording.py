@@ -8,17 +8,17 @@ whose examples vmap hides. What happens to a call with a trained parameter among
     anything else                         every example is given the parameter as a copy of its own (expanded, not
                                           copied in memory), whose gradient is the example's by construction
 
-Reading a number into Python (`if`, `item()`) is a question that every example answers for itself; where the answers
-differ, `Divided` has the examples that agree run together. A tensor of another lot, kept in an attribute or a global
-variable, is refused.
+A truth value that Python asks for (`if`, an index) is a question that every example answers for itself; where the
+answers differ, `Divided` has the examples that agree run together. Other numbers of an example are refused by place
+(`item()`, `float()`, numpy), because nothing follows them, unless the caller says that the program keeps none. A
+tensor of another batch, kept in an attribute or a global variable, is refused. Whatever the program writes into a
+tensor that it has not made itself, such as a buffer, is put back when it ends.
 """
 
 from __future__ import annotations
 
-import inspect
-import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,17 +26,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from terrine.common import generators
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.contribution import Contribution, Dense, kept_bytes
 from terrine.sgd.clipping.examples import keeps_what_it_sees, tensors
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.parameter_view import ParameterView, is_view, merged, settle, shares_memory
-from terrine.sgd.clipping.state import ModuleState
+from terrine.sgd.clipping.state import caller
 from terrine.sgd.clipping.use import COMPOSED, RULES, AllExamples, Found, Rule, Unfollowed, Use, listen
 from terrine.sgd.precision import exact
-
-log = logging.getLogger("terrine.sgd")
 
 
 class Divided(Exception):
@@ -61,7 +58,7 @@ class Recording(TorchFunctionMode):
     `each`: so many examples that follow each other are one unit, clipped as one.
     `lifted`: tensors that the model makes belong to each example, so that they can be written to in place.
     `shielded`: gradient checkpointing is passed over; a microbatch keeps its activations.
-    `still`: nothing is random; for comparisons.
+    `reads_values`: Python may read numbers of an example.
     """
 
     def __init__(
@@ -72,21 +69,15 @@ class Recording(TorchFunctionMode):
         each: int = 1,
         lifted: bool = False,
         shielded: bool = False,
-        still: bool = False,
+        reads_values: bool = False,
     ) -> None:
         super().__init__()
         self.parameters, self.examples, self.units = parameters, examples, examples // each
-        self.lifted, self.shielded, self.still = lifted, shielded, still
+        self.lifted, self.shielded, self.reads_values = lifted, shielded, reads_values
         self.bytes = 0  # of activations and their gradients, about
         self.rows = 0  # of per-example gradients that are kept
-        self.waiting = 0  # uses whose output gradients have not been heard
-        self.through: Callable[[], None] = _nothing  # called once all have
-        self.allowed: Callable[[], None] = _nothing  # called before a gradient is taken in; refuses it by raising
-        self.asked = False  # whether Python read numbers of the examples
         self.escaped: Escaped | None = None
-        self.state: ModuleState | None = None  # what the forward pass may not change, once it has asked
-        self.drawn = False  # whether something random could not be held still
-        self.ignores = False  # whether some labels did not count
+        self._overwritten: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that outlive the program, and their numbers
         self._roots = {name: ParameterView(p.detach(), p, name) for name, p in parameters.items()}
         self._views: dict[int, ParameterView] = {id(root.graph): root for root in self._roots.values()}
         self._made: list[ParameterView] = []
@@ -104,10 +95,17 @@ class Recording(TorchFunctionMode):
         for tensor in tensors(row):
             self._tag(tensor)
 
-    def output(self, leaf: Any) -> Any:
-        """What the model returns, as every example's own: also where it is made of parameters alone."""
-        view = self._views.get(id(leaf)) if torch.is_grad_enabled() else None
-        return leaf if view is None else self._copy(view)
+    def as_own(self, value: Tensor) -> Tensor:
+        """What the program returns, as every example's own: also where it is made of parameters alone."""
+        view = self._views.get(id(value)) if torch.is_grad_enabled() else None
+        return value if view is None else self._copy(view)
+
+    def put_back(self) -> None:
+        """Restore the tensors that the program wrote to and that outlive it."""
+        with torch.no_grad():
+            for tensor, numbers in reversed(self._overwritten.values()):
+                tensor.detach().copy_(numbers)
+        self._overwritten.clear()
 
     def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         """What every parameter's uses contribute, and its squared norms, by name; forgets both."""
@@ -155,60 +153,67 @@ class Recording(TorchFunctionMode):
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
         own = self._own(given)
+        if own and name in _VALUES:
+            self._refuse_reading(name)
         if own and name in _MEMORY and self._marker is not None:
             raise Unfollowed(f"{name}: memory that all examples would share")
         if name == "__set__" or name == "requires_grad_":
             self._refuse_setting(args[0])
         if name != "batch_norm" and (kept := keeps_what_it_sees(name, args, kwargs)):
             raise InvalidArgument(f"{name}: {kept}, which no noise protects; want it without")
-        if own and name in _READS:
-            self._ask()
+        if own and (name in _TRUTHS or name in _VALUES):
             return self._answer(func, args, kwargs)
+        if name == "backward" and own:
+            raise InvalidArgument(
+                f"{caller()}: backward() inside the loss; want the loss returned, whose gradient is clipped here"
+            )
         if own and name in _HOOKS and self._marker is not None:
             raise Unfollowed(f"{name}: hooks see one example at a time")
-        if self.still and name in _DROPS:
-            return args[0] if args else kwargs["input"]
         if torch.is_grad_enabled():
             views = self._views
             for tensor in given:
                 if id(tensor) in views:
                     return self._used(func, name, args, kwargs)
         if _writes(name) or "out" in kwargs:
-            if own and self._marker is None:
-                self._refuse_write(kwargs.get("out", args[0]))
-            if self.state is not None:
-                self.state.about_to_write((args[:1], kwargs.get("out")))
-        if self.still and name.removesuffix("_") in _DRAWS:
-            return self._stilled(func, args, kwargs, own)
+            self._keep_numbers(tensors((args[:1], kwargs.get("out"))), own)
         result = self._computed(func, args, kwargs)
         if not own and name in _FACTORIES:
-            if self._marker is None:
-                self._make(result)
-            elif name in _DRAWS:
+            if self._marker is not None and name in _DRAWS:
                 own = True
-            elif self.lifted:
+            elif self._marker is not None and self.lifted:
                 result, own = self._lift(result), True
-        elif not own and given and getattr(given[0], _MADE, None) is self._key:
+            else:
+                self._make(result)
+        elif not own and name != "data" and not _shares_memory(result, given, self._key):
             self._make(result)
         return self._kept(result) if own else result
 
-    def _ask(self) -> None:
-        """Python is about to learn something of the examples."""
-        self.asked = True
-        if self.state is not None:
-            self.state.about_to_read()
+    def _refuse_reading(self, name: str) -> None:
+        if not self.reads_values:
+            raise InvalidArgument(
+                f"{caller()}: {_SPOKEN.get(name, name + '()')} reads an example's number into Python, where nothing "
+                "follows it; want a tensor operation, or reads_values=True where the program keeps nothing of it"
+            )
+
+    def _outlives(self, tensor: Tensor) -> bool:
+        """Whether a tensor was there before the program, and will be after it."""
+        return self._key is not getattr(tensor, _TAG, None) and self._key is not getattr(tensor, _MADE, None)
+
+    def _keep_numbers(self, targets: list[Tensor], own: bool) -> None:
+        """Keep the numbers of tensors that are about to be written to, and that outlive the program."""
+        for target in targets:
+            if self._outlives(target):
+                if own and self._marker is None:
+                    raise InvalidArgument(
+                        f"{caller()}: writes an example into a tensor that outlives it, such as a buffer, which no "
+                        "noise protects; want a program that leaves its buffers alone"
+                    )
+                self._overwritten.setdefault(id(target), (target, target.detach().clone()))
 
     def _make(self, result: Any) -> None:
         """Note that tensors were made for this example, without vmap, and may be written to."""
         for one in tensors((result,)):
             one.__dict__[_MADE] = self._key
-
-    def _stilled(self, func: Any, args: Any, kwargs: Any, own: bool) -> Any:
-        """A draw that is always zero, and draws nothing."""
-        device = next((one.device for one in tensors(args)), torch.device("cpu"))
-        with generators.replayed(device):
-            result = func(*args, **kwargs).zero_()
-        return self._kept(result) if own else result
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         instead = INSTEAD.get(func)
@@ -254,18 +259,10 @@ class Recording(TorchFunctionMode):
 
     def _refuse_setting(self, target: Any) -> None:
         """A parameter's memory, gradient or `requires_grad` is nobody's to set in a forward pass, nor a buffer's."""
-        if self.state is not None and self.state.holds(target):
+        if isinstance(target, Tensor) and self._outlives(target):
             raise InvalidArgument(
-                "the model's forward pass sets the data, the gradient or requires_grad of a parameter or a buffer; "
-                "want that done before the run, and numbers written by copy_()"
-            )
-
-    def _refuse_write(self, target: Any) -> None:
-        """Without vmap, which cannot write an example into a tensor of all, nothing else may either."""
-        if isinstance(target, Tensor) and self._key not in (getattr(target, _TAG, None), getattr(target, _MADE, None)):
-            raise InvalidArgument(
-                "the model writes an example into a tensor that outlives it, such as a buffer, which no noise "
-                "protects; want a forward pass that leaves its buffers alone"
+                f"{caller()}: sets the data, the gradient or requires_grad of a parameter, a buffer or another tensor "
+                "that outlives the program; want that done before the run, and numbers written by copy_()"
             )
 
     # -- leaving vmap ----------------------------------------------------------------------------------
@@ -378,14 +375,12 @@ class Recording(TorchFunctionMode):
             view.uses += 1
         self.bytes += 3 * out.numel() * out.element_size()
         versions = [(one, one._version) for one in (*use.args, *use.kwargs.values()) if isinstance(one, Tensor)]
-        self.waiting += 1
         return listen(out, partial(self._hear, use, rule, versions))
 
     def _hear(self, use: Use, rule: Rule, versions: list[tuple[Tensor, int]], gradient: Tensor) -> None:
         if use.heard:
             raise InvalidArgument("a second backward pass through one forward pass; want all losses in one backward")
         use.heard = True
-        self.allowed()
         for tensor, version in versions:
             if tensor._version != version:
                 raise Unfollowed("an input of a layer was changed in place after its use; use the out-of-place form")
@@ -393,12 +388,6 @@ class Recording(TorchFunctionMode):
         with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False), exact():
             self._add(rule.contributions(use, gradient))
         use.args, use.kwargs = (), {}
-        self._count()
-
-    def _count(self) -> None:
-        self.waiting -= 1
-        if not self.waiting:
-            self.through()
 
     def _add(self, found: Found) -> None:
         for view, contribution in found:
@@ -433,13 +422,10 @@ class Recording(TorchFunctionMode):
         if id(view) not in self._counted:
             self._counted.add(id(view))
             view.uses += 1
-            self.waiting += 1
         return found
 
     def _hear_copy(self, view: ParameterView, gradient: Tensor) -> None:
-        self.allowed()
         self._add([(view, Dense(wide(gradient.detach())).of_units(self.units))])
-        self._count()
 
     # -- something made from parameters alone ----------------------------------------------------------
 
@@ -526,20 +512,6 @@ def _pooled(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     return recording.all_examples(compute, args[0])
 
 
-def _weighted(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """A mean by class weights divides by the weights of the labels, which undoes them for one; here by their number."""
-    given = signature(func).bind(*args, **kwargs)
-    given.apply_defaults()
-    own = given.arguments
-    if recording.still and not own["target"].is_floating_point():
-        recording.ignores |= bool((own["target"] == own["ignore_index"]).any())
-    if own["weight"] is None or own["reduction"] != "mean":
-        return func(*args, **kwargs)
-    say_once("class weights: a mean is divided by the number of labels, not by the weights of the lot's labels")
-    labels = own["target"].numel() // (own["input"].shape[1] if own["target"].is_floating_point() else 1)
-    return func(**{**own, "reduction": "sum"}) / max(labels, 1)
-
-
 def _viewed(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A view, or a copy where channels lie last in memory and the model does not expect it."""
     return func(*args, **kwargs) if isinstance(args[1], torch.dtype) or kwargs else Tensor.reshape(*args)
@@ -556,12 +528,6 @@ def _refuse_statistics(_recording: Recording, func: Any, args: Any, kwargs: Any)
     return func(*args, **kwargs)
 
 
-@lru_cache(maxsize=8)
-def signature(func: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function in Python."""
-    return inspect.signature(func)
-
-
 INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
     functional.scaled_dot_product_attention: _attention,
     functional.max_pool2d: _pooled,
@@ -570,19 +536,7 @@ INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
     functional.batch_norm: _refuse_statistics,
     Tensor.view: _viewed,
     Tensor.requires_grad_: _still_batched,
-    functional.cross_entropy: _weighted,
-    functional.nll_loss: _weighted,
 }
-
-
-def say_once(what: str) -> None:
-    """Log a warning once in this process."""
-    if what not in _said:
-        _said.add(what)
-        log.warning("%s", what)
-
-
-_said: set[str] = set()
 
 
 def _held(args: Sequence[Any], kwargs: dict[str, Any]) -> list[int | str]:
@@ -599,6 +553,16 @@ def _is_matrix(params: dict[int | str, ParameterView]) -> bool:
     return all(view.value.dim() == 2 for place, view in params.items() if place != 0) and len(params) <= 2
 
 
+def _shares_memory(result: Any, given: list[Tensor], key: object) -> bool:
+    """Whether a result lies in the memory of a tensor that was given and that this program has not made."""
+    older = [tensor for tensor in given if getattr(tensor, _MADE, None) is not key]
+    return any(
+        new is tensor or new.untyped_storage() is tensor.untyped_storage()
+        for new in tensors((result,))
+        for tensor in older
+    )
+
+
 def _writes(name: str) -> bool:
     return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
@@ -607,23 +571,27 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _nothing() -> None:
-    pass
-
-
 _TAG, _MADE = "_terrine_examples", "_terrine_made"
 _TURNS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # attributes that are functions of the tensor
 _METADATA = frozenset({"dim", "size", "__len__", "stride", "numel", "is_contiguous", "is_floating_point", "ndimension"})
 _HOOKS = frozenset({"register_hook", "retain_grad", "register_post_accumulate_grad_hook"})
 _PRODUCTS = frozenset({"matmul", "__matmul__", "mm", "addmm"})
-_MEMORY = frozenset({"numpy", "__array__", "__dlpack__", "untyped_storage", "storage"})
-_READS = frozenset({"item", "tolist", "__bool__", "__float__", "__int__", "__index__"})
-_READS |= {"__contains__", "equal", "allclose", "is_nonzero", "__repr__", "__format__", "__complex__"}
+_MEMORY = frozenset({"numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "__reduce_ex__"})
+_TRUTHS = frozenset({"__bool__", "__index__", "__contains__", "equal", "allclose", "is_nonzero"})
+_VALUES = frozenset({"item", "tolist", "__float__", "__int__", "__complex__", "__repr__", "__format__", "numpy"})
+_VALUES |= {"__array__", "__dlpack__", "__reduce_ex__"}
+_SPOKEN = {
+    "__float__": "float()",
+    "__int__": "int()",
+    "__complex__": "complex()",
+    "__array__": "numpy",
+    "numpy": "numpy",
+}
+_SPOKEN |= {"__repr__": "printing", "__format__": "printing", "__dlpack__": "dlpack", "__reduce_ex__": "pickling"}
 _DRAWS = frozenset(
     {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "rand_like", "randn_like", "randint_like"}
     | {"uniform", "exponential", "geometric", "cauchy", "log_normal", "random", "poisson", "multinomial"}
 )
-_DROPS = frozenset({"dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"})
 _FACTORIES = (
     _DRAWS | {"zeros", "ones", "full", "empty", "tensor"} | {"zeros_like", "ones_like", "full_like", "empty_like"}
 )

@@ -1,250 +1,186 @@
-"""What a model keeps beside its trained weights: numbers, flags, lists and arrays in attributes, and its buffers.
+"""What a program may not carry from one example to the next: the Python state that a model and a loss can reach.
 
-Every microbatch of a lot begins with the same, so what an example does cannot reach those that run after it in the lot;
-what is unconditional, such as a counter, goes on from lot to lot. A forward pass in which Python has read something of
-an example (`item()`, `if`, an error that its values raise) may change nothing: it could keep what it read.
+    modules, functions (defaults, closures, the globals they name), methods' objects, instances and classes of the
+    caller's own, containers, arrays, generators of random numbers
 
-Attributes are compared with what they were when the lot began, containers by what they hold and anything else by which
-object it is; the numbers of parameters, buffers and other tensors with what they were before the first reading, however
-they are written. Objects of other classes are not seen into, nor are global variables (docs/pitfalls.md).
+`Reachable(...)` notes what is there; after a batch, `changed()` names the first thing that is different. Tensors that a
+program writes to are put back by the recording, and parameters change between batches; here they count by identity,
+small ones by their numbers too. What is not seen: compiled code, files, other modules' globals (docs/pitfalls.md).
 """
 
 from __future__ import annotations
 
-import operator
+import functools
+import hashlib
+import random
+import sys
+import types
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import PurePath
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from terrine.errors import InvalidArgument
-from terrine.sgd.clipping.examples import tensors
+_FOREIGN = ("torch", "numpy", "builtins", "functools", "typing", "collections", "terrine", "transformers", "peft")
+_FOREIGN += ("lightning", "accelerate", "timm", "scipy", "sklearn", "logging", "rich", "abc", "enum", "dataclasses")
+"""Packages into whose functions and classes nobody looks; their objects' attributes are seen all the same."""
+_PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device | torch.Size | slice | range
+_SMALL = 4096  # numbers of a tensor that are compared
+_MOST = 200_000  # entries that are looked at
+
+Path = tuple[Any, ...]
 
 
-class ModuleState:
-    """The state of these modules when a lot begins, or a further forward pass of it."""
+class Reachable:
+    """What can be reached from some roots, by name, and what each thing was when this was made."""
 
-    def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
-        self.modules = list(modules)
-        self._attributes = [_Contents.of(vars(module)) for module in modules]
-        self._tensors = list({id(one): one for module in modules for one in held_by(module)}.values())
-        self._places: dict[int, list[Tensor]] = {}
-        for tensor in self._tensors:
-            self._places.setdefault(_place(tensor), []).append(tensor)
-        self._written: dict[int, _Numbers] = {}  # by tensor: what was written to in this lot
-        self._read: list[_Numbers] | None = None  # everything as it was when an example was first read
-        self._is_restored = True  # all numbers are as they were when the lot began, and as they were read
-        self._versions = self._versions_now()
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self._roots = dict(roots)
+        self._before = dict(_walk(self._roots))
 
-    def holds(self, tensor: Any) -> bool:
-        """Whether it is a parameter, a buffer, or another tensor of the modules'."""
-        return any(tensor is one for one in self._tensors)
-
-    def about_to_write(self, targets: Iterable[Any]) -> None:
-        """Keep the numbers that these tensors share with any that outlives the forward pass."""
-        for target in tensors(targets):
-            for one in self._places.get(_place(target), ()):
-                self._written.setdefault(id(one), _Numbers.of(one))
-                self._is_restored = False
-
-    def about_to_read(self) -> None:
-        """Keep all numbers: Python is about to learn something of an example."""
-        if self._read is None:
-            self._read = [_Numbers.of(one) for one in self._tensors]
-        self._is_restored = False
-
-    def restore(self) -> None:
-        """Put everything back as it was when the lot began."""
-        for contents in self._attributes:
-            contents.restore()
-        if not self._is_restored:
-            for numbers in (*(self._read or ()), *self._written.values()):
-                numbers.restore()
-            self._read, self._versions, self._is_restored = None, self._versions_now(), True
-
-    def check(self, asked: bool) -> None:
-        """Refuse a forward pass that keeps what an example said; `asked`: whether Python read something of one.
-
-        Raises: InvalidArgument
-        """
-        changed = self._changed() if asked else self._changed_unseen()
-        self._is_restored = asked and not changed and not self._written
-        if changed:
-            self.restore()
-            raise InvalidArgument(
-                f"{changed} in a forward pass that may read numbers of its examples (item(), if, an error), so those "
-                "of an earlier lot could meet later ones; want none kept"
-            )
-
-    def _changed(self) -> str:
-        for module, contents in zip(self.modules, self._attributes, strict=True):
-            if not contents.is_same():
-                return f"{type(module).__name__}: an attribute is changed"
-        same = all(one.is_same() for one in self._read or self._written.values())
-        return "" if same else "a parameter or a buffer is changed"
-
-    def _changed_unseen(self) -> str:
-        now = self._versions_now()
-        unseen = any(version != self._versions[key] and key not in self._written for key, version in now.items())
-        return "a parameter or a buffer is changed by a function that is not followed" if unseen else ""
-
-    def _versions_now(self) -> dict[int, int]:
-        return {id(one): one._version for one in self._tensors}
+    def changed(self) -> str:
+        """The name of something that is not what it was; empty where all is."""
+        now = dict(_walk(self._roots))
+        if now == self._before:
+            return ""
+        for path in (*self._before, *now):
+            if self._before.get(path) != now.get(path):
+                return "".join(map(str, path))
+        return ""
 
 
-def held_by(module: nn.Module) -> list[Tensor]:
-    """The tensors that a module holds itself, in containers too: parameters, buffers, and any other."""
-    found: list[Tensor] = []
-    seen: set[int] = set()
-    left: list[Any] = [vars(module)]
-    while left:
-        value = left.pop()
-        if isinstance(value, Tensor):
-            found += [] if value.is_meta or value.is_nested else [value]
-        elif isinstance(value, dict | list | tuple | set | deque) and id(value) not in seen:
-            seen.add(id(value))
-            left += value.values() if isinstance(value, dict) else value
-    return found
+def _walk(roots: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+    """Every reachable thing once, as (path, what it is)."""
+    waiting: deque[tuple[Path, Any]] = deque(((name,), value) for name, value in roots.items())
+    seen: dict[int, Any] = {}  # by id; holds what it names, so that no id is used twice
+    while waiting and len(seen) < _MOST:
+        path, value = waiting.popleft()
+        if isinstance(value, _PLAIN):
+            yield path, (type(value), repr(value))
+            continue
+        if id(value) in seen:
+            yield path, id(value)
+            continue
+        seen[id(value)] = value
+        content, members = _describe(value)
+        yield path, (id(value) if content is None else content)
+        waiting.extend(((*path, step), member) for step, member in members)
 
 
-@contextmanager
-def untouched(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Whatever the modules keep inside, outside they have not."""
-    state = ModuleState(modules)
-    state.about_to_read()
-    try:
-        yield
-    finally:
-        state.restore()
+def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
+    """What a thing is, None where that is its identity, and what it holds."""
+    if isinstance(value, Tensor):
+        return _describe_tensor(value), []
+    if isinstance(value, np.ndarray | np.generic | bytearray | array):
+        content = np.asarray(value)
+        return (id(value) if isinstance(value, np.ndarray) else 0, content.shape, _digest(content.tobytes())), []
+    if isinstance(value, torch.Generator):
+        return (id(value), _digest(value.get_state().numpy().tobytes())), []
+    if isinstance(value, np.random.Generator):
+        return (id(value), repr(value.bit_generator.state)), []
+    if isinstance(value, np.random.RandomState):
+        return (id(value), repr(value.get_state())), []
+    if isinstance(value, random.Random):
+        return (id(value), hash(value.getstate())), []
+    if isinstance(value, dict):
+        return (id(value), len(value)), [(f"[{key!r:.60}]", member) for key, member in value.items()]
+    if isinstance(value, list | tuple | deque):
+        own = None if isinstance(value, tuple) else id(value)
+        return (own, len(value)), [(f"[{index}]", member) for index, member in enumerate(value)]
+    if isinstance(value, set | frozenset):
+        return (len(value), sorted(map(repr, value)) if len(value) < _SMALL else 0), []
+    if isinstance(value, types.ModuleType | types.CodeType | types.BuiltinFunctionType | property):
+        return None, []
+    if isinstance(value, functools.partial):
+        return None, [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+    if callable(getattr(value, "cache_info", None)):
+        return (id(value), repr(value.cache_info())), []
+    if isinstance(value, types.MethodType):
+        return (id(value.__func__), id(value.__self__)), [("", value.__func__), (".self", value.__self__)]
+    if isinstance(value, types.FunctionType):
+        return None, _function_members(value)
+    if isinstance(value, staticmethod | classmethod):
+        return None, [("", value.__func__)]
+    if isinstance(value, type):
+        return None, [] if _is_foreign(value) else _class_members(value)
+    return _iterator_state(value), _object_members(value)
 
 
-class _Numbers(NamedTuple):
-    """A tensor, the memory that it had, and a copy of its numbers."""
-
-    tensor: Tensor
-    memory: Tensor
-    copy: Tensor
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Numbers:
-        return cls(tensor, tensor.data, tensor.detach().clone())
-
-    def is_same(self) -> bool:
-        """Whether the tensor has its memory, and that its numbers."""
-        now = self.tensor.detach()
-        if (
-            now.device != self.copy.device
-            or _place(now) != _place(self.memory)
-            or now.shape != self.copy.shape
-            or now.dtype != self.copy.dtype
-        ):
-            return False
-        if now.layout is not torch.strided:
-            return torch.equal(now.to_dense(), self.copy.to_dense())
-        return bool(torch.equal(now, self.copy)) or bool(
-            torch.equal(now.isnan(), self.copy.isnan()) and torch.equal(now.nan_to_num(), self.copy.nan_to_num())
-        )
-
-    def restore(self) -> None:
-        """Give the tensor its memory and its numbers back."""
-        if not self.is_same():
-            self.tensor.data = self.memory
-            with torch.no_grad():
-                self.memory.copy_(self.copy)
+def _describe_tensor(tensor: Tensor) -> Any:
+    identity = (id(tensor), tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+    plain = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
+    if isinstance(tensor, nn.Parameter) or not plain or tensor.numel() > _SMALL:
+        return identity
+    return (*identity, _digest(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()))
 
 
-class _Contents:
-    """A container, what was in it, and the containers among that."""
-
-    def __init__(self, value: Any, items: Any, inner: list[_Contents]) -> None:
-        self._value, self._items, self._inner = value, items, inner
-
-    @classmethod
-    def of(cls, value: Any, seen: set[int] | None = None) -> _Contents:
-        """The contents of a container, and of those in it that were not seen before."""
-        seen = set() if seen is None else seen
-        seen.add(id(value))
-        if isinstance(value, np.ndarray | bytearray | array):
-            return cls(value, value.copy() if isinstance(value, np.ndarray) else value[:], [])
-        if isinstance(value, dict):
-            items: Any = dict(value)
-            members: Iterable[Any] = items.values()
-        else:
-            items = members = list(value)
-        inner = []
-        for one in members:
-            if isinstance(one, _CONTAINERS) and id(one) not in seen:
-                inner.append(cls.of(one, seen))
-        return cls(value, items, inner)
-
-    def is_same(self) -> bool:
-        """Whether everything is there that was."""
-        return self._holds_the_same() and all(one.is_same() for one in self._inner)
-
-    def restore(self) -> None:
-        """Put the same objects back, in the same order, into the same containers."""
-        value, items = self._value, self._items
-        if not self._holds_the_same():
-            if isinstance(value, np.ndarray):
-                value[...] = items
-            elif isinstance(value, bytearray | array):
-                value[:] = items
-            elif isinstance(value, dict | set):
-                value.clear()
-                value.update(items)
-            elif isinstance(value, list | deque):
-                value.clear()
-                value.extend(items)
-        for one in self._inner:
-            one.restore()
-
-    def _holds_the_same(self) -> bool:
-        value, items = self._value, self._items
-        if isinstance(value, np.ndarray):
-            return bool(value.shape == items.shape and value.tobytes() == items.tobytes())
-        if isinstance(value, bytearray | array):
-            return bool(value == items)
-        if len(value) != len(items):
-            return False
-        if isinstance(value, set | frozenset):
-            return value == set(items)
-        if isinstance(value, dict):
-            now, before = value.values(), items.values()
-            if not all(map(operator.is_, value, items)):
-                return False
-        else:
-            now, before = value, items
-        return all(map(operator.is_, now, before)) or all(map(_same, now, before))
+def _iterator_state(value: Any) -> Any:
+    """How far an iterator is, where that can be told."""
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        return id(value), None if frame is None else frame.f_lasti
+    return (id(value), repr(value)) if type(value).__module__ == "itertools" and "count" in repr(value) else None
 
 
-def _same(one: Any, other: Any) -> bool:
-    """The same object, or an equal number, text or tensor, or a container of such."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_same(one[name], other[name]) for name in one)
-    if isinstance(one, Tensor):
-        return _Numbers(one, one, other).is_same()
-    return isinstance(one, _PLAIN) and (bool(one == other) or (one != one and other != other))
+def _function_members(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """What a function keeps, and the globals of its module that it names."""
+    members: list[tuple[str, Any]] = [(".defaults", function.__defaults__), (".kwdefaults", function.__kwdefaults__)]
+    members += [(f".{name}", kept) for name, kept in vars(function).items()]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            members.append((f":{name}", cell.cell_contents))
+        except ValueError:  # a name that is not bound yet
+            members.append((f":{name}", None))
+    if not _is_foreign(function):
+        known = function.__globals__
+        members += [(f":{name}", known[name]) for name in sorted(_names(function.__code__)) if name in known]
+    return members
 
 
-def _place(tensor: Tensor) -> int:
-    """Which memory a tensor is in: one and the same for its views; 0 for one under vmap, or without any."""
-    try:
-        return id(tensor.untyped_storage())
-    except (RuntimeError, NotImplementedError):
-        return 0
+def _names(code: types.CodeType) -> set[str]:
+    """The names in a function's code, and in those of functions within it."""
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*inner)
 
 
-_PLAIN = (int, float, complex, str, bytes, np.generic, slice, range, set, frozenset, PurePath, torch.device)
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque, np.ndarray, bytearray, array)
+def _class_members(kind: type) -> list[tuple[str, Any]]:
+    hidden = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__static_attributes__"}
+    members = [(f".{name}", kept) for name, kept in vars(kind).items() if name not in hidden]
+    return members + [(".base", base) for base in kind.__bases__ if not _is_foreign(base)]
+
+
+def _object_members(value: Any) -> list[tuple[str, Any]]:
+    members = [(f".{name}", kept) for name, kept in getattr(value, "__dict__", {}).items()]
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                members.append((f".{name}", getattr(value, name)))
+    if not _is_foreign(type(value)):
+        members.append((f"({type(value).__name__})", type(value)))
+    return members
+
+
+def _is_foreign(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).partition(".")[0] in _FOREIGN
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def caller() -> str:
+    """Where the caller's own code is: the innermost frame that is neither of torch's nor of this library's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("torch", "terrine"):
+            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "the loss"
+
+
+__all__ = ["Reachable", "caller"]

@@ -1,13 +1,12 @@
-"""Lots: the examples of each step, as the plan's sampler drew them.
+"""A data set read by lists of indices: a lot in parts, each small enough for memory, whatever the size of the lot.
 
 Tensors that lie in memory are indexed; any other map-style data set is read item by item, in worker processes where
-asked. Where a lot is larger than `piece`, it comes in pieces that together make one step. A lot may be empty: its
-tensors then have no rows, and the step that follows adds noise alone.
+asked. An empty list gives a batch whose tensors have no rows.
 """
 
 from __future__ import annotations
 
-import hmac
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -30,14 +29,11 @@ Asked: TypeAlias = tuple[Indices, bytes | None]
 """Which examples, and what to seed the global generators with before they are read."""
 
 
-class Piece(NamedTuple):
-    """A part of a lot: how many of its examples are here, whether the step comes after it, and whose they are.
+class Part(NamedTuple):
+    """A part of a lot: which rows, whether it is the lot's last, and how many rows each person has (None: examples)."""
 
-    `people` says how many examples each person has, one person after the other; None where each is a unit.
-    """
-
-    size: int
-    last: bool
+    rows: Indices
+    is_last: bool
     people: tuple[int, ...] | None = None
 
 
@@ -66,13 +62,18 @@ class RowReader:
         if plan is not None and self.people is None and self.examples != plan.examples:
             raise InvalidArgument(f"dataset of {self.examples} examples: want the plan's examples={plan.examples}")
 
-    def piece(self, units: Indices, last: bool, plan: Plan, key: Key, step: int) -> tuple[Indices, Piece]:
-        """The examples of these units, which are people where the plan draws people."""
+    def part(self, units: Indices, is_last: bool, plan: Plan, key: Key, step: int) -> Part:
+        """Return the rows of these units, which are people where the plan draws people."""
         if self.people is None:
-            return units, Piece(len(units), last)
+            return Part(units, is_last)
         assert plan.rows_per_person is not None
         rows, counts = self.people.rows(units, plan.rows_per_person, key, step)
-        return rows, Piece(len(rows), last, counts)
+        return Part(rows, is_last, counts)
+
+    def first(self) -> Any:
+        """Return the first row as a batch: for its shape."""
+        with generators.untouched():
+            return next(self.batches(iter([np.zeros(min(1, self.examples), dtype=np.int64)])))
 
     def batches(self, indices: Iterator[Indices]) -> Iterator[Any]:
         """One batch for every index list, in order; an empty list gives a batch without rows."""
@@ -86,26 +87,18 @@ class RowReader:
             return (self._reader[one] for one in asked)
         return self._loaded(asked)
 
-    def fingerprint(self, secret: bytes) -> str:
-        """A keyed digest of the data: every number of tensors in memory, else how many examples and some of them.
-
-        Those are read twice, each after a seed of its own; where they are not the same both times, they do not count.
-        """
-        whose = None if self.people is None else self.people.of_rows
+    def digest(self) -> str:
+        """Return a digest of the data, by which processes tell whether they were given the same: see `_LOOKED_AT`."""
+        people = None if self.people is None else self.people.of_rows
         if self._tensors is not None:
-            return _digest(secret, self._tensors if whose is None else (*self._tensors, whose)).hex()
+            return digest_value((*self._tensors, people))
+        places = sorted({index * self.examples // _LOOKED_AT for index in range(_LOOKED_AT)} if self.examples else ())
         with generators.untouched():
-            once, twice = self._examples(secret), self._examples(secret)
-        seen = (len(self._dataset), once if once == twice else [])
-        return _digest(secret, seen if whose is None else (*seen, whose)).hex()
-
-    def _examples(self, secret: bytes) -> list[bytes]:
-        """Digests of a few examples, spread evenly."""
-        total, found = len(self._dataset), []
-        for place in sorted({index * total // _LOOKED_AT for index in range(_LOOKED_AT)}):
-            generators.seed(_digest(secret, place))
-            found.append(_digest(secret, self._dataset[place]))
-        return found
+            examples = []
+            for place in places:
+                generators.seed(bytes(32))
+                examples.append(self._dataset[place])
+        return digest_value((self.examples, examples, people))
 
     @staticmethod
     def _selected(tensors: Sequence[Tensor], indices: Indices) -> tuple[Tensor, ...]:
@@ -199,37 +192,24 @@ def _people(plan: Plan, person: Any, rows: int) -> People | None:
     return found
 
 
-def cut(indices: Indices, size: int | None, share: tuple[int, int]) -> list[tuple[Indices, bool]]:
-    """One process' share (rank, world) of a lot, in pieces of at most `size`, and which is last; never no piece."""
-    own = indices[share[0] :: share[1]]
-    size = max(len(own), 1) if size is None else size
+def cut_lot(units: Indices, size: int, share: tuple[int, int]) -> list[tuple[Indices, bool]]:
+    """Return one process' share (rank, world) of a lot in parts of at most `size`, and which is last; never none."""
+    own = units[share[0] :: share[1]]
     starts = range(0, max(len(own), 1), size)
-    parts = [own[start : start + size] for start in starts]
-    return [(part, place == len(parts) - 1) for place, part in enumerate(parts)]
-
-
-def cut_to_fit(indices: Indices, share: tuple[int, int], fitting: Callable[[], int]) -> Iterator[tuple[Indices, bool]]:
-    """The same in pieces as large as `fitting()` says after a first small one, which it measures in every lot."""
-    own = indices[share[0] :: share[1]]
-    first, rest = own[:FIRST], own[FIRST:]
-    yield first, not len(rest)
-    if len(rest):
-        yield from cut(rest, fitting(), (0, 1))
-
-
-FIRST = 4  # examples of the piece that is measured
+    return [(own[start : start + size], start == starts[-1]) for start in starts]
 
 
 _LOOKED_AT = 64
 """Examples of a data set that is not in memory by which it is told from another."""
 
 
-def _digest(secret: bytes, value: Any) -> bytes:
-    digest = hmac.new(secret, digestmod="sha256")
+def digest_value(value: Any) -> str:
+    """Return a digest of the numbers and texts in a value."""
+    digest = hashlib.sha256()
     for kind, content in _parts(value):
         digest.update(f"{kind} {memoryview(content).nbytes} ".encode())
         digest.update(content)
-    return digest.digest()
+    return digest.hexdigest()
 
 
 def _parts(value: Any) -> Iterator[tuple[str, bytes | memoryview]]:
@@ -287,4 +267,4 @@ def _check_map_style(dataset: Any) -> None:
         raise InvalidArgument(f"dataset is a {name}: want a map-style Dataset or a tuple of tensors")
 
 
-__all__ = ["FIRST", "Asked", "Collate", "Dataset", "Piece", "RowReader", "cut", "cut_to_fit", "empty_like"]
+__all__ = ["Asked", "Collate", "Part", "RowReader", "cut_lot", "digest_value"]

@@ -1,0 +1,411 @@
+"""The clipped sum of a batch: one forward and one backward pass, a microbatch at a time.
+
+Clipping is per unit, so a batch may be taken in microbatches of any size with the same result: small enough for
+activations to stay near the processor, large enough to keep it busy. A unit is an example, or a person with several
+rows: the units of a microbatch have equally many.
+
+    loss(model, batch of one)  ->  g_i  ->  g_i min(1, C / |g_i|)  ->  sum            [ACG16] Algorithm 1
+
+An example whose program fails, or whose gradient is not finite, adds nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from terrine import check
+from terrine.common import generators
+from terrine.errors import InvalidArgument, TerrineError
+from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
+from terrine.sgd.clipping.alone import (
+    flatten_batch,
+    group_by_answer,
+    is_out_of_memory,
+    run_alone,
+    run_each,
+    run_together,
+    take_gradients,
+    way_of,
+)
+from terrine.sgd.clipping.examples import trained
+from terrine.sgd.clipping.microbatches import FIRST, cut
+from terrine.sgd.clipping.policy import ClippingRule, as_rule, refuse_strange
+from terrine.sgd.clipping.recording import Divided, Recording
+from terrine.sgd.clipping.state import Reachable
+from terrine.sgd.clipping.summing import Clipped, ClippedSums
+from terrine.sgd.clipping.use import ANCHOR, Unfollowed
+from terrine.sgd.loss import Loss, as_loss
+from terrine.sgd.mixing_layers import validate
+from terrine.sgd.precision import full_precision
+
+Metric = Callable[[nn.Module, Any], Tensor]
+
+_LOOKED_AT, _ONE_IN = 3, 32  # the state of model and loss is compared in the first batches, then in one of so many
+
+
+def clipped_sum(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    *,
+    clip: float | ClippingRule,
+    rows: Sequence[int] | None = None,
+    memory: float | None = None,
+    microbatch: int | None = None,
+    precision: str | None = None,
+    reads_values: bool = False,
+) -> Clipped:
+    """Return the sum over a batch of clipped per-example gradients, and the norms before clipping.
+
+    Args:
+        model: The module whose trained parameters the gradients are of.
+        loss: A function of (model, batch), run for every example as a batch of one; or a criterion, an `nn.Module`
+            that stands for `criterion(model(x), y)`.
+        batch: Tensors, in tuples, lists or dicts, whose first dimension counts the examples.
+        clip: The bound, or a clipping rule.
+        rows: The examples are people's rows: the first `rows[0]` are one person's, the next `rows[1]` another's. A
+            person's gradient is the mean over its rows, and is clipped as one.
+        memory: About how many bytes the activations and gradients in memory may take.
+        microbatch: How many examples are in memory at a time, instead of as many as are fastest.
+        precision: "bf16" runs the loss under autocast; norms and sums are single precision in any case.
+        reads_values: The program may read numbers of its example into Python, and keeps nothing of them.
+
+    Returns:
+        `Clipped`: `.sums` by parameter name, in float32 or wider, and `.norms` of the units.
+
+    Raises:
+        InvalidArgument: The program mixes examples or keeps something of one, or the batch is no batch.
+
+    Guarantee:
+        Adding or removing one example, or person, moves the sums by at most the rule's bound in L2 norm.
+    """
+    validate(model)
+    clipper = Clipper(model, loss, microbatch=microbatch, memory=memory, precision=precision, reads_values=reads_values)
+    rule = as_rule(clip)
+    refuse_strange(rule, clipper.parameters)
+    clipper.try_out(batch)
+    clipped = clipper.add_up(batch, rule, rows)
+    clipper.check_failures()
+    return clipped
+
+
+class Clipper:
+    """Adds up clipped gradients of one loss of one model; `parameters` are those that it was made with.
+
+    `losses` are those of the last batch's units, and `failure` what one of its examples raised: both are private.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        microbatch: int | None = None,
+        memory: float | None = None,
+        precision: str | None = None,
+        reads_values: bool = False,
+        roots: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model, self._loss, self.parameters = model, as_loss(loss), trained(model)
+        self._most = None if microbatch is None else check.whole("microbatch", microbatch)
+        self._memory = math.inf if memory is None else check.positive("memory", memory)
+        if precision not in (None, "fp32", "bf16"):
+            raise check.refuse("precision", precision, "None, 'fp32' or 'bf16'")
+        self._half, self._reads_values = precision == "bf16", reads_values
+        self._roots = {"model": model, "loss": loss} if roots is None else dict(roots)
+        self._way = way_of(model)
+        self._device = next((parameter.device for parameter in self.parameters.values()), torch.device("cpu"))
+        self.losses, self.failure = torch.zeros(0), None  # type: Tensor, Exception | None
+        self._failed = self._units = 0
+
+    def try_out(self, batch: Any) -> None:
+        """Run the loss once on made-up rows of a batch's shape, which tell nothing of it.
+
+        What the program finds out at its first call, such as how it can be run, is found out here.
+
+        Raises:
+            InvalidArgument: the loss depends on no parameter of the model, or fails on made-up rows.
+        """
+        leaves, nesting, size = flatten_batch(batch)
+        if self._way.calls or not size or not self.parameters:
+            return
+        self._way.calls = 1
+        failures: list[Exception] = []
+        with generators.untouched():
+            for value in (0, 1):
+                made_up = [
+                    torch.full((2, *leaf.shape[1:]), value, dtype=leaf.dtype, device=leaf.device)
+                    if isinstance(leaf, Tensor)
+                    else leaf
+                    for leaf in leaves
+                ]
+                try:
+                    self._try_out(_Rows(made_up, nesting))
+                    return
+                except TerrineError:
+                    self._way.calls = 0
+                    raise
+                except Exception as failure:  # made-up rows may be none that the program takes
+                    failures.append(failure)
+        if not is_out_of_memory(failures[-1]) and isinstance(failures[-1], _MISTAKES):
+            self._way.calls = 0
+            reason = str(failures[-1]).splitlines()[0] if str(failures[-1]) else ""
+            raise InvalidArgument(
+                f"loss: fails on a made-up example ({type(failures[-1]).__name__}: {reason}); want a function of "
+                "(model, batch) for a batch of one, or a criterion"
+            ) from failures[-1]
+
+    def _try_out(self, rows: _Rows) -> None:
+        self._check_loss(rows)
+        with suppress(Divided):
+            self._microbatch(rows, 1, ClippedSums(self.parameters), as_rule(1.0))
+        if self.failure is not None:
+            failure, self.failure, self._failed = self.failure, None, 0
+            raise failure
+
+    def _check_loss(self, rows: _Rows) -> None:
+        """Refuse a loss that is none, or that the model has no part in."""
+        before = generators.states(self._device)
+        with torch.enable_grad():
+            value = run_alone(partial(self._loss_of, rows), rows.take(0), reads_values=True)
+        generators.restore(before, self._device)
+        if not value.requires_grad:
+            raise InvalidArgument(
+                "loss: uses no trained parameter of the model, so there is no gradient; want one that calls the model "
+                "it is given, outside torch.no_grad()"
+            )
+
+    def add_up(self, batch: Any, rule: ClippingRule, rows: Sequence[int] | None = None) -> Clipped:
+        """Return the clipped sum of a batch, and the units' norms.
+
+        Raises: InvalidArgument where the program keeps something of an example.
+        """
+        leaves, nesting, size = flatten_batch(batch)
+        people = None if rows is None else _check_people(rows, size)
+        units = size if people is None else len(people)
+        sums = ClippedSums(self.parameters)
+        self.losses = torch.zeros(units, device=self._device)
+        self._units += units
+        if not units or not self.parameters:
+            return Clipped(sums.totals(), torch.zeros(units, device=self._device))
+        looks = self._way.calls <= _LOOKED_AT or secrets.randbelow(_ONE_IN) == 0 or self._reads_values
+        self._way.calls += 1
+        reachable = Reachable(self._roots) if looks else None
+        norms, losses, order = [], [], []
+        for each, who, starts in _by_rows(people, size):
+            for some in self._cut(who, each, leaves, nesting):
+                which = (starts[some].unsqueeze(1) + torch.arange(each)).flatten()
+                part = self._microbatch(_Rows(leaves, nesting, _as_slice(which)), each, sums, rule)
+                norms.append(part[0])
+                losses.append(part[1])
+                order.append(who[some] if people is not None else some)
+        if reachable is not None and (changed := reachable.changed()):
+            raise InvalidArgument(
+                f"{changed} changed while examples ran: what is kept of one would meet later ones; want a loss and a "
+                "model that keep nothing"
+            )
+        place = torch.cat(order).argsort().to(self._device)
+        self.losses = torch.cat(losses).index_select(0, place)
+        return Clipped(sums.totals(), torch.cat(norms).index_select(0, place))
+
+    def check_failures(self) -> None:
+        """Forget failures since the last time; raise where every unit failed, since then it is not their numbers.
+
+        Raises: what one of them raised.
+        """
+        failure, all_failed = self.failure, self._failed == self._units > 0
+        self.failure, self._failed, self._units = None, 0, 0
+        if failure is not None and all_failed:
+            raise failure
+
+    def measure(self, metric: Metric, batch: Any) -> Tensor:
+        """Return a metric's value for every example alone, without gradients."""
+        leaves, nesting, size = flatten_batch(batch)
+        rows = _Rows(leaves, nesting)
+        values = [
+            run_each(
+                lambda *row: torch.as_tensor(metric(self.model, rows.nest(row))).float().mean(),
+                _Rows(leaves, nesting, slice(start, start + _AT_ONCE)).tensors,
+                reads_values=self._reads_values,
+            )
+            for start in range(0, size, _AT_ONCE)
+        ]
+        return torch.cat([torch.zeros(0, device=self._device), *values])
+
+    # -- microbatches ----------------------------------------------------------------------------------
+
+    def _cut(self, who: Tensor, each: int, leaves: list[Any], nesting: Any) -> Sequence[Tensor]:
+        """Cut these units, of `each` rows, into microbatches: by what a few made-up rows take."""
+        count = len(who)
+        if self._most is not None:
+            return torch.arange(count).split(max(1, self._most // each))
+        key = tuple(leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor))
+        if count * each <= FIRST:
+            return [torch.arange(count)]
+        if key not in self._way.costs and not self._way.one_by_one:
+            first = _Rows(leaves, nesting, slice(0, FIRST))
+            with generators.replayed(self._device), suppress(Divided):
+                self._microbatch(first, 1, ClippedSums(self.parameters), as_rule(1.0), tries=True)
+        activations, gradients = self._way.costs.get(key, (0.0, 0.0))
+        sizes = cut(count, (activations * each, gradients * each), self.parameters, self._memory)
+        return torch.arange(count).split(sizes)
+
+    def _microbatch(
+        self, rows: _Rows, each: int, sums: ClippedSums, rule: ClippingRule, *, tries: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Add the clipped gradients of these units, of `each` rows, to the sums; return their norms and losses."""
+        again = not self._way.one_by_one
+        while again:
+            before = generators.states(self._device)
+            try:
+                return self._together(rows, each, sums, rule)
+            except Divided as divided:
+                return self._apart(rows, *group_by_answer(divided.answers, each), each, sums, rule)
+            except Exception as failure:  # whatever it is: what is wrong with an example, one by one will say
+                again = self._way.give_way(failure) and not self._way.one_by_one
+                generators.restore(before, self._device)
+        if tries:
+            return torch.zeros(0), torch.zeros(0)
+        units = torch.arange(rows.size).split(each)
+        alone = [self._alone(rows.select(unit), sums, rule) for unit in units]
+        return torch.cat([norm for norm, _ in alone]), torch.cat([value for _, value in alone])
+
+    def _together(self, rows: _Rows, each: int, sums: ClippedSums, rule: ClippingRule) -> tuple[Tensor, Tensor]:
+        size, way = rows.size, self._way
+        recording = Recording(
+            self.parameters, size, each=each, lifted=way.lifted, shielded=way.shielded, reads_values=self._reads_values
+        )
+        with torch.enable_grad():
+            losses = run_together(partial(self._loss_of, rows), rows.tensors, recording)
+            if losses.requires_grad:
+                _, *leaked = torch.autograd.grad(losses.sum(), [ANCHOR, *self.parameters.values()], allow_unused=True)
+                if any(gradient is not None for gradient in leaked):
+                    raise Unfollowed("a parameter where the recording cannot see it")
+        with torch.no_grad(), full_precision(self._device):
+            values = losses.detach().float().unflatten(0, (-1, each)).mean(1)
+            contributions, squares = recording.finish()
+            way.costs.setdefault(rows.key, (recording.bytes / size, recording.rows / size))
+            if not squares:
+                return torch.zeros(size // each, device=self._device), values
+            return sums.add(contributions, squares, rule, 1.0 / each), values
+
+    def _apart(
+        self, rows: _Rows, parts: list[Tensor], alone: list[Tensor], each: int, sums: ClippedSums, rule: ClippingRule
+    ) -> tuple[Tensor, Tensor]:
+        """Units that answer Python's questions alike, group by group, and the others one by one."""
+        results = [self._microbatch(rows.select(part), each, sums, rule) for part in parts]
+        results += [self._alone(rows.select(unit), sums, rule) for unit in alone]
+        place = torch.cat([*parts, *alone])[::each].argsort().to(self._device)
+        norms, values = (torch.cat(column).index_select(0, place) for column in zip(*results, strict=True))
+        return norms, values
+
+    def _alone(self, rows: _Rows, sums: ClippedSums, rule: ClippingRule) -> tuple[Tensor, Tensor]:
+        """Add one unit's clipped gradient, the mean over its rows, by plain autograd; return its norm and loss."""
+        each, totals, values = rows.size, dict[str, Tensor](), []
+        try:
+            for index in range(each):
+                run = partial(self._rerun, rows, index, generators.states(self._device), values)
+                gradients = take_gradients(run, list(self.parameters.values()))
+                for name, gradient in zip(self.parameters, gradients, strict=False):
+                    if gradient is not None:
+                        totals[name] = gradient if name not in totals else totals[name] + gradient
+        except TerrineError:
+            raise
+        except Exception as failure:
+            if is_out_of_memory(failure):
+                raise
+            self.failure, self._failed = failure, self._failed + 1
+            return self._nan, self._nan
+        gradients_of = {name: (total / each if each > 1 else total).unsqueeze(0) for name, total in totals.items()}
+        with torch.no_grad(), full_precision(self._device):
+            norm = sums.add_rows(gradients_of, rule) if gradients_of else torch.zeros(1, device=self._device)
+        return norm, torch.stack(values[-each:]).mean(0, keepdim=True)
+
+    def _rerun(self, rows: _Rows, index: int, before: Any, values: list[Tensor]) -> Tensor:
+        """The loss of one example, each time with the same random numbers."""
+        generators.restore(before, self._device)
+        with torch.enable_grad():
+            loss: Tensor = run_alone(partial(self._loss_of, rows), rows.take(index), reads_values=self._reads_values)
+        values.append(loss.detach().float())
+        return loss
+
+    def _loss_of(self, rows: _Rows, *row: Tensor) -> Tensor:
+        """The loss of a batch of one."""
+        half = torch.autocast(self._device.type, dtype=torch.bfloat16) if self._half else nullcontext()
+        with half:
+            value = self._loss(self.model, rows.nest(row))
+        if not isinstance(value, Tensor):
+            raise InvalidArgument(f"loss: want a tensor for a batch of one, got {type(value).__name__}")
+        return value.sum()
+
+    @property
+    def _nan(self) -> Tensor:
+        return torch.full((1,), math.nan, device=self._device)
+
+
+class _Rows:
+    """Some rows of a batch, whose leaves are those of the whole batch."""
+
+    def __init__(self, leaves: list[Any], nesting: Any, which: slice | Tensor = slice(None)) -> None:
+        self._leaves, self._nesting = leaves, nesting
+        held = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
+        self.tensors = [leaf[which if isinstance(which, slice) else which.to(leaf.device)] for leaf in held]
+        self.size = len(self.tensors[0])
+        self.key = tuple(leaf.shape[1:] for leaf in self.tensors)
+
+    def take(self, index: int) -> list[Tensor]:
+        """One row of every tensor."""
+        return [tensor[index] for tensor in self.tensors]
+
+    def select(self, which: Tensor) -> _Rows:
+        """Some of these rows."""
+        rows = iter(self.tensors)
+        leaves = [next(rows) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        return _Rows(leaves, self._nesting, _as_slice(which))
+
+    def nest(self, row: Sequence[Tensor]) -> Any:
+        """One row of every tensor as a batch of one."""
+        parts = iter(row)
+        return pytree.tree_unflatten(
+            [next(parts).unsqueeze(0) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves], self._nesting
+        )
+
+
+_AT_ONCE = 256  # examples that a metric is measured on at a time
+_MISTAKES = (TypeError, AttributeError, NameError, KeyError, NotImplementedError, ImportError, RuntimeError)
+
+
+def _by_rows(people: Sequence[int] | None, size: int) -> list[tuple[int, Tensor, Tensor]]:
+    """Units with equally many rows: how many, which units, and where each one's rows begin."""
+    if people is None:
+        return [(1, torch.arange(size), torch.arange(size))]
+    counts = torch.tensor(people)
+    starts = counts.cumsum(0) - counts
+    groups = [(each, (counts == each).nonzero().flatten()) for each in dict.fromkeys(people)]
+    return [(each, who, starts[who]) for each, who in groups]
+
+
+def _check_people(rows: Sequence[int], size: int) -> list[int]:
+    """How many rows each person has.
+
+    Raises: InvalidArgument where they are not those of the batch.
+    """
+    counts = [check.whole("rows", count) for count in rows]
+    if sum(counts) != size:
+        raise InvalidArgument(f"rows: {sum(counts)} in all for a batch of {size}; want every row to be somebody's")
+    return counts
+
+
+def _as_slice(which: Tensor) -> slice | Tensor:
+    """Indices that follow each other as a slice, which copies nothing."""
+    first, last = int(which[0]), int(which[-1])
+    return slice(first, last + 1) if last - first == len(which) - 1 and bool((which.diff() == 1).all()) else which

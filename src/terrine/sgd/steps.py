@@ -1,0 +1,471 @@
+"""The steps of a private run: a loop that never holds a row.
+
+    steps = private_steps(model, optimizer, dataset, plan, loss=loss)
+    for step in steps:                 # the noisy gradient is in .grad
+        optimizer.step()
+
+Every turn draws a lot, runs the loss on each of its examples alone, clips, adds up, adds noise, and puts the result
+into the parameters' gradients: empty lots and examples that are not finite are released with noise as any other.
+Whatever the loop does with the gradient is post-processing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from terrine import check
+from terrine.common import generators
+from terrine.common.keys import Key, Purpose
+from terrine.errors import InvalidArgument, OutOfOrder
+from terrine.events import Composed, Event, Reproducible
+from terrine.receipts import Charged
+from terrine.sgd import distributed
+from terrine.sgd.checkpoint import Checkpoint, KeptRun
+from terrine.sgd.clipping import Clipper
+from terrine.sgd.clipping.alone import flatten_batch
+from terrine.sgd.dataset import Asked, Collate, Part, RowReader, cut_lot, digest_value
+from terrine.sgd.devices import find_device, move_batch
+from terrine.sgd.loss import Loss
+from terrine.sgd.mixing_layers import validate
+from terrine.sgd.plan import Plan
+from terrine.sgd.release import Release
+from terrine.sgd.setup import check_mode, check_optimizer, check_parameters, unwrap
+
+log = logging.getLogger("terrine.sgd")
+
+_READ = 64 << 20  # bytes of rows that are read at a time
+
+
+def private_steps(
+    model: nn.Module,
+    optimizer: Optimizer,
+    dataset: Any,
+    plan: Plan,
+    *,
+    loss: Loss,
+    account: Charged | None = None,
+    person: Any = None,
+    microbatch: int | None = None,
+    memory: float | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
+    device: str | torch.device | None = None,
+    precision: str | None = None,
+    collate: Collate | None = None,
+    workers: int = 0,
+    reads_values: bool = False,
+    purpose: str = "DP-SGD",
+    by: str = "terrine.sgd",
+) -> PrivateSteps:
+    """Return the steps of a private run, to loop over; each leaves its noisy gradient in the parameters' `.grad`.
+
+    Args:
+        model: The module to train, in training mode.
+        optimizer: Of the model's trained parameters; the loop steps it.
+        dataset: A map-style data set, or a tuple of tensors: the whole of it, in every process.
+        plan: Decides lots, clipping, noise and how many steps there are.
+        loss: A function of (model, batch), run for every example alone, as a batch of one; or a criterion, an
+            `nn.Module` that stands for `criterion(model(x), y)`.
+        account: Charged for the whole plan before the first step.
+        person: An id for every row, equal for rows of one person, where the plan draws people.
+        microbatch: How many rows are in memory at a time, instead of as many as are fastest.
+        memory: About how many bytes activations and gradients may take.
+        checkpoint: Where to keep the run; one that was interrupted goes on from there, after what it has released.
+        device: Moves the model there; rows follow by themselves.
+        precision: "bf16" runs the loss under autocast; norms, clipping and sums stay in single precision.
+        collate: Makes a batch of a list of the data set's items.
+        workers: Processes that read the data set.
+        reads_values: The loss and the model may read an example's numbers into Python, and keep nothing of them.
+        purpose: What the account notes as the reason.
+        by: What the account notes as who asked.
+
+    Raises:
+        InvalidArgument: The data set, the model, the loss or the optimizer does not fit the plan or each other.
+        BudgetExceeded: The account does not have the plan's cost left; nothing was trained.
+
+    Guarantee:
+        What the loop learns of the data by gradients and by `PrivateStep` costs at most `plan.event`, however it goes
+        on with them. How long a step took tells how many examples were drawn.
+
+    Example:
+        >>> model = nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> plan = Plan(examples=100, lot=10, steps=3, clip=1.0, noise=1.0, delta=1e-5)
+        >>> rows = torch.randn(100, 4), torch.zeros(100, dtype=torch.int64)
+        >>> for step in private_steps(model, optimizer, rows, plan, loss=nn.CrossEntropyLoss()):
+        ...     optimizer.step()
+        >>> step.number
+        3
+    """
+    return start(
+        model, optimizer, dataset, plan, loss=loss, account=account, person=person, microbatch=microbatch,
+        memory=memory, checkpoint=checkpoint, device=device, precision=precision, collate=collate, workers=workers,
+        reads_values=reads_values, purpose=purpose, by=by,
+    )  # fmt: skip
+
+
+def start(
+    model: nn.Module,
+    optimizer: Optimizer,
+    dataset: Any,
+    plan: Plan,
+    *,
+    loss: Loss,
+    account: Charged | None = None,
+    person: Any = None,
+    limit: int | None = None,
+    looks: Event | None = None,
+    microbatch: int | None = None,
+    memory: float | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
+    device: str | torch.device | None = None,
+    precision: str | None = None,
+    collate: Collate | None = None,
+    workers: int = 0,
+    reads_values: bool = False,
+    roots: Mapping[str, Any] | None = None,
+    purpose: str = "DP-SGD",
+    by: str = "terrine.sgd",
+) -> PrivateSteps:
+    """Return what `private_steps` does, for trainers: with at most `limit` steps.
+
+    `looks` is what the run does to private data beside the plan, such as a paid-for validation; it is charged with it.
+    `roots` are what the loss's state is reached from, instead of the loss itself.
+    """
+    bare = unwrap(model)
+    validate(bare)
+    home = find_device(bare, device)
+    check_optimizer(bare, optimizer)
+    check_mode(bare)
+    workers = check.whole("workers", workers, at_least=0)
+    reader = RowReader(dataset, plan, person, collate=collate, workers=workers)
+    clipper = Clipper(
+        bare, loss, microbatch=microbatch, memory=memory, precision=precision, reads_values=reads_values, roots=roots
+    )
+    first = move_batch(reader.first(), home)
+    clipper.try_out(first)
+    if distributed.share()[1] > 1:
+        distributed.check_same(plan=repr(plan), data_set=reader.digest(), model=_digest_model(bare))
+    place = Checkpoint.at(checkpoint)
+    kept = KeptRun(place, repr(plan)) if place is not None and distributed.is_first() else None
+    limit = plan.steps if limit is None else min(limit, plan.steps)
+    record = None if kept is None else kept.record
+    if kept is not None:
+        _check_record(kept, limit, looks)
+    receipt = None if record is None else record["charged_to"]
+    if account is not None and distributed.is_first() and not _is_charged(account, receipt):
+        event = plan.event_after(limit)
+        if looks is not None:
+            event = Composed([event, looks if plan.seed is None else Reproducible(looks)])
+        try:
+            receipt = _receipt(account, account.charge(event, purpose=purpose, by=by))
+        except BaseException:
+            if kept is not None and record is None:
+                kept.count.remove()
+            raise
+    steps = PrivateSteps(clipper, reader, optimizer, plan, first=first, limit=limit, device=home, kept=kept)
+    if kept is not None:
+        kept.begin(limit=limit, looks=repr(looks), charged_to=receipt)
+        if record is None:
+            steps.save()
+    return steps
+
+
+@dataclass(frozen=True)
+class PrivateStep:
+    """One released step: all of it is paid for, but how long it took."""
+
+    number: int
+    """How many steps were released, this one included."""
+    plan: Plan
+    seconds: float
+    metrics: Mapping[str, float]
+    """Noisy means over the lot of what the plan measures."""
+    gradients: tuple[Tensor, ...]
+    """The noisy gradients, as they are in the parameters."""
+
+    @property
+    def epsilon(self) -> float:
+        """The certified epsilon of the steps so far, from above; infinite without noise.
+
+        It holds for a run that was to stop here. Who stops by what was released has spent the whole plan.
+        """
+        return epsilon_so_far(self.plan, self.number)
+
+    @cached_property
+    def gradient_norm(self) -> float:
+        """The norm of the noisy gradient."""
+        return float(torch.stack([gradient.norm().float() for gradient in self.gradients]).norm())
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("step", "backward", "zero_grad"):
+            raise AttributeError(f"PrivateStep.{name}: want optimizer.step() alone; the noisy gradient is in .grad")
+        raise AttributeError(f"PrivateStep has no {name}; it has number, epsilon, metrics, gradient_norm, seconds")
+
+
+class Observer(Protocol):
+    """What an audit does in a run of its owner's: it may join a lot and sees what becomes of it."""
+
+    def join(self, release: Release) -> None:
+        """A lot's clipped sum is complete; noise has not been added."""
+
+    def watch(self, release: Release) -> None:
+        """The noisy gradient is in the parameters."""
+
+
+class PrivateSteps:
+    """The steps of one run, each once: looping again goes on after the last that was released."""
+
+    def __init__(
+        self,
+        clipper: Clipper,
+        reader: RowReader,
+        optimizer: Optimizer,
+        plan: Plan,
+        *,
+        first: Any,
+        limit: int,
+        device: torch.device | None,
+        kept: KeptRun | None,
+    ) -> None:
+        self.plan, self.optimizer, self._clipper = plan, optimizer, clipper
+        self.observer: Observer | None = None
+        self._reader, self._device, self._kept = reader, device, kept
+        taken, bound = 0, None
+        if kept is not None and kept.record is not None:
+            kept.restore(clipper.model, optimizer)
+            taken, bound = kept.count.number, kept.record["bound"]
+        taken, bound = distributed.from_first((taken, bound))
+        if distributed.share()[1] > 1 and taken:
+            _share_state(clipper.model, optimizer)
+        key = distributed.agreed(Key.fresh() if plan.seed is None else Key.seeded(plan.seed))
+        self._lots = key
+        if plan.seed is None and getattr(plan.sampling, "remembers", True):
+            self._lots = distributed.agreed(key if kept is None else Key(kept.count.secret))
+        self.release = Release(clipper.parameters, plan, key, limit=limit, taken=taken)
+        if bound is not None:
+            self.release.bound = bound
+        self._size = _rows_at_once(first, reader.people is not None, plan)
+        self._closed = self._pending = self._is_over = False
+        self._ahead: deque[tuple[Part, int]] = deque()  # workers read further parts while one is in use
+        self._batches: Iterator[Any] | None = None
+        self._stepped = 0
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def __len__(self) -> int:
+        return self.release.limit
+
+    def __iter__(self) -> PrivateSteps:
+        return self
+
+    def __next__(self) -> PrivateStep:
+        if self._closed:
+            raise OutOfOrder("steps: the run was closed; want private_steps(...) again")
+        self._end_step()
+        if self.release.taken >= self.release.limit:
+            self._finish()
+            raise StopIteration
+        check_mode(self._clipper.model)
+        if self.release.taken % 50 == 0:
+            check_parameters(self._clipper.model, self.release.parameters)
+        begun = time.perf_counter()
+        try:
+            with generators.untouched():
+                self._add_up()
+            if self._kept is not None:
+                self._kept.count.advance(self.release.taken + 1)
+            if self.observer is not None:
+                self.observer.join(self.release)
+            metrics = self.release.release(self.optimizer)
+            if self.observer is not None:
+                self.observer.watch(self.release)
+        except BaseException:
+            self.close()
+            raise
+        self._pending = True
+        gradients = tuple(one.grad for one in self.release.parameters.values() if one.grad is not None)
+        return PrivateStep(self.release.taken, self.plan, time.perf_counter() - begun, metrics, gradients)
+
+    @property
+    def number(self) -> int:
+        """How many steps were released."""
+        return self.release.taken
+
+    @property
+    def epsilon(self) -> float:
+        """The certified epsilon of the steps so far: see `PrivateStep.epsilon`."""
+        return self.plan.epsilon_after(self.release.taken)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a loop has come to the end of the steps."""
+        return self._is_over
+
+    def keep(self, **others: Any) -> None:
+        """Have the checkpoint hold more, such as a learning-rate schedule; restores them where it goes on.
+
+        Raises: OutOfOrder where there is no checkpoint.
+        """
+        if self._kept is None:
+            if distributed.is_first():
+                raise OutOfOrder("steps.keep: there is no checkpoint; want private_steps(..., checkpoint=path)")
+            return
+        self._kept.keep(others)
+
+    def save(self) -> None:
+        """Save the model as it is, where there is a checkpoint."""
+        if self._kept is not None:
+            self._kept.save(self.release.taken, self.release.bound, self._clipper.model, self.optimizer)
+
+    def close(self) -> None:
+        """End the run before its last step; a checkpoint may be gone on from."""
+        self._closed = True
+        self._leave()
+
+    def _end_step(self) -> None:
+        """The loop is through with the step before."""
+        if not self._pending:
+            return
+        self._pending = False
+        if self._stepped == 0 and self.release.taken == 1:
+            log.warning("the optimizer that was given to private_steps was not stepped in the first turn")
+        if self._kept is not None and self._kept.is_due(self.release.taken):
+            self.save()
+
+    def _finish(self) -> None:
+        if not self._is_over and self._kept is not None:
+            self.save()
+        self._is_over = True
+        self._leave()
+
+    def _leave(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self._kept is not None:
+            self._kept.count.close()
+
+    # -- a lot -----------------------------------------------------------------------------------------
+
+    def _add_up(self) -> None:
+        """Add up the clipped gradients of this step's lot, part by part."""
+        if self._batches is None:
+            self._batches = self._reader.seeded(self._ask())
+        is_last = False
+        while not is_last:
+            batch = next(self._batches)
+            part, place = self._ahead.popleft()
+            is_last = part.is_last
+            generators.seed(self._seed(Purpose.TRAINING, self.release.taken, place))
+            self._add_part(move_batch(batch, self._device), part)
+        distributed.check_same(step=self.release.taken)
+        self._clipper.check_failures()
+
+    def _add_part(self, batch: Any, part: Part) -> None:
+        if not len(part.rows):
+            return
+        clipped = self._clipper.add_up(batch, self.release.rule, part.people)
+        measured = None if not self.plan.metrics else self._measure(batch, part)
+        self.release.add(clipped, None if part.people is None else len(part.people), measured)
+
+    def _measure(self, batch: Any, part: Part) -> Tensor:
+        """The clamped sums of the plan's metrics, of each person's mean where people are drawn."""
+        sums = []
+        for metric in self.plan.metrics:
+            if metric.function is None:
+                values = self._clipper.losses
+            else:
+                values = self._clipper.measure(metric.function, batch)
+                if part.people is not None:
+                    values = torch.stack([rows.mean() for rows in values.split(list(part.people))])
+            sums.append(metric.clamped_sum(values))
+        return torch.tensor(sums, dtype=torch.float64)
+
+    def _ask(self) -> Iterator[Asked]:
+        """The rows of every part of every lot from here on, in order."""
+        for step in range(self.release.taken, self.release.limit):
+            drawn = self.plan.sampling.draw(self._lots, step, examples=self.plan.population, lot=self.plan.lot)
+            for place, (units, is_last) in enumerate(cut_lot(drawn, self._size, distributed.share())):
+                part = self._reader.part(units, is_last, self.plan, self.release.key, step)
+                self._ahead.append((part, place))
+                yield part.rows, self._seed(Purpose.READING, step, place)
+
+    def _seed(self, purpose: Purpose, step: int, place: int) -> bytes:
+        """What the global generators begin a part with, before it is read and before the loss runs on it."""
+        rank, world = distributed.share()
+        return self.release.key.draw(purpose, step).seed(place * world + rank)
+
+    # -- the loop's optimizer --------------------------------------------------------------------------
+
+    def _before_step(self, *_: Any) -> None:
+        if self._pending and all(one.grad is None for one in self.release.parameters.values()):
+            raise OutOfOrder(
+                "optimizer.step(): the noisy gradient is gone, as by optimizer.zero_grad() after the step was "
+                "released; want optimizer.step() alone"
+            )
+
+    def _after_step(self, *_: Any) -> None:
+        self._stepped += 1
+
+
+def epsilon_so_far(plan: Plan, number: int) -> float:
+    """Return epsilon after so many steps, from above: computed at about fifty milestones, each good until the next."""
+    stride = max(1, plan.steps // 50)
+    return plan.epsilon_after(min(-(-number // stride) * stride, plan.steps))
+
+
+def _rows_at_once(first: Any, of_people: bool, plan: Plan) -> int:
+    """How many units are read at a time."""
+    leaves = [leaf for leaf in flatten_batch(first)[0] if isinstance(leaf, Tensor)]
+    size = sum(leaf[:1].numel() * leaf.element_size() for leaf in leaves)
+    return max(1, int(_READ / max(size, 1)) // (plan.rows_per_person or 1 if of_people else 1))
+
+
+def _digest_model(model: nn.Module) -> str:
+    return digest_value([(name, value) for name, value in model.state_dict().items()])
+
+
+def _share_state(model: nn.Module, optimizer: Optimizer) -> None:
+    """Give every process the state that the first has read from its checkpoint."""
+    state = distributed.from_first((model.state_dict(), optimizer.state_dict()) if distributed.is_first() else None)
+    model.load_state_dict(state[0])
+    optimizer.load_state_dict(state[1])
+
+
+def _check_record(kept: KeptRun, limit: int, looks: Event | None) -> None:
+    if kept.record is None:
+        return
+    if kept.record["limit"] != limit:
+        begun = f"the run in {kept.path} was begun, and charged, for {kept.record['limit']} steps"
+        raise InvalidArgument(f"limit={limit}: {begun}")
+    if kept.record["looks"] != repr(looks):
+        raise InvalidArgument(f"validation: the run in {kept.path} was begun, and charged, with another")
+
+
+def _receipt(account: Charged, charge: Any) -> str:
+    """What shows later that this account was charged: the charge's own hash, or the account's name."""
+    return str(getattr(charge, "hash", None) or getattr(account, "name", type(account).__name__))
+
+
+def _is_charged(account: Charged, receipt: str | None) -> bool:
+    if receipt is None:
+        return False
+    if callable(history := getattr(account, "history", None)):
+        return any(getattr(charge, "hash", None) == receipt for charge in history())
+    return receipt == _receipt(account, None)
+
+
+__all__ = ["Observer", "PrivateStep", "PrivateSteps", "private_steps", "start"]
