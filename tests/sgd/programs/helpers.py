@@ -49,6 +49,10 @@ class Parts:
     """Whether each release can be compared with the reference at the parameters of that moment."""
     plain: Any = None
     """The same loss as the reference computes it, where the reference cannot run it."""
+    warm_up: int = 0
+    """How many benign lots come before the hostile example does."""
+    holds: Any = None
+    """What the user's own script keeps alive."""
     random: bool = False
     tolerance: float = 1e-8
 
@@ -231,11 +235,12 @@ def readable(kept: Any) -> list[str]:
 def sums_of_lots(program: Callable[..., Any], lots: list[Any]) -> Trace:
     """The lots one after the other, through `clipped_sum`."""
     parts, trace = build(program, lots[0]), Trace()
-    for lot in lots:
+    for place, lot in enumerate([*[lots[1]] * parts.warm_up, *lots]):
         seed_all()
         with parts.around():
             clipped = sgd.clipped_sum(parts.model, parts.loss, lot, clip=CLIP, **shared_options(parts))
-        trace.sums.append(flat(clipped.sums))
+        if place >= parts.warm_up:
+            trace.sums.append(flat(clipped.sums))
     trace.state = left_behind(parts)
     trace.state |= {f"gradient {name}": p.grad for name, p in parts.model.named_parameters()}
     trace.kept = readable(parts.kept or ())
@@ -296,7 +301,7 @@ def steps_of_run(program: Callable[..., Any], batch: Any, *, steps: int = 3) -> 
         rate = 0.0 if parts.loop is None else 0.1  # without a loop of its own a run stays where it is
         parts.optimizer = torch.optim.SGD([p for p in parts.model.parameters() if p.requires_grad], lr=rate)
     trace.moved = any(group["lr"] for group in parts.optimizer.param_groups)
-    plan = sgd.Plan(examples=size, lot=size, steps=steps, clip=CLIP, noise=0.0, delta=1e-5)
+    plan = sgd.Plan(examples=size, lot=size, steps=steps, clip=CLIP, noise=0.0, delta=1e-5, seed=1 if parts.random else None)
     dataset = parts.dataset or Items(batch)
     with parts.around():
         given = sgd.private_steps(parts.model, parts.optimizer, dataset, plan, loss=parts.loss, **parts.options)

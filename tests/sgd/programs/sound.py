@@ -1438,6 +1438,41 @@ def a_cache_that_is_filled_once_by_shape():
     return nn.Linear(4, 3), loss, sequences()
 
 
+@sound
+def positions_kept_by_the_model_at_its_first_call():
+    """As rotary embeddings in many models: what is kept depends on a length only."""
+
+    class Rotated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out, self.kept = nn.Linear(4, 3), None
+
+        def forward(self, x):
+            if self.kept is None or len(self.kept) < x.shape[1]:
+                self.kept = torch.linspace(-1, 1, x.shape[1], dtype=x.dtype)[:, None]
+            return self.out(x * self.kept)
+
+    def loss(model, batch):
+        x, y = batch
+        return F.cross_entropy(model(x).transpose(1, 2), y)
+
+    return Rotated(), loss, sequences()
+
+
+@sound
+def logging_of_shapes():
+    import logging
+
+    log = logging.getLogger("careful")
+
+    def loss(model, batch):
+        x, y = batch
+        log.debug("a batch of %s", tuple(x.shape))
+        return F.cross_entropy(model(x), y)
+
+    return perceptron(), loss, rows()
+
+
 # Loops of the user.
 
 

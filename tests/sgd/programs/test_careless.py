@@ -13,7 +13,7 @@ import torch
 from terrine import sgd
 from terrine.errors import TerrineError
 from tests.sgd.programs import helpers
-from tests.sgd.programs.careless import CARELESS, Careless
+from tests.sgd.programs.careless import CARELESS, PLACE, Careless
 from tests.sgd.programs.helpers import CLIP, HOSTILE, SLACK, Trace
 
 CASES = [(name, door) for name, program in CARELESS.items() for door in program.doors]
@@ -117,8 +117,9 @@ def test_it_is_refused_or_bounded(name: str, door: str) -> None:
     assert outcome.kind not in ("leaks", "raw"), outcome.why
     if outcome.kind == "refused":
         assert helpers.is_one_line(outcome.why), f"not one line: {outcome.why}"
-        if program.names is not None:
-            assert helpers.names_the_thing(outcome.why, program.names), f"does not name {program.names}: {outcome.why}"
+        wanted = f"{program.names or '.'}|{PLACE}"
+        assert helpers.names_the_thing(outcome.why, wanted), f"names neither {wanted}: {outcome.why}"
+    assert outcome.kind == "refused" or not program.must_be_refused, "want it refused: it is not what it looks like"
 
 
 def slow_clipped_sum(model: Any, loss: Any, batch: Any, *, clip: float, **_: Any) -> Any:
