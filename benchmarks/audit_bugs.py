@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -22,11 +23,13 @@ from torch import nn
 
 from terrine import accounting, audit, pate, sgd
 from terrine.audit import one_run
-from terrine.common import keys as noise
+from terrine.common import keys
 from terrine.events import Budget
 from terrine.pate import aggregators, votes
 from terrine.rng import Seeded
-from terrine.sgd import plan, step
+from terrine.sgd import plan
+from terrine.sgd.clipping import Clipped
+from terrine.sgd.release import Release
 
 CONFIDENCE = 0.999
 BUDGET = Budget(1.0, 1e-5)
@@ -38,7 +41,7 @@ class Without(sgd.Poisson):
 
     absent: frozenset[int] = frozenset()
 
-    def draw(self, key: noise.Key, step: int, *, examples: int, lot: int) -> np.ndarray:
+    def draw(self, key: keys.Key, step: int, *, examples: int, lot: int) -> np.ndarray:
         drawn = super().draw(key, step, examples=examples, lot=lot)
         return drawn[[index not in self.absent for index in drawn.tolist()]]
 
@@ -48,10 +51,7 @@ def trained(x: torch.Tensor, planned: sgd.Plan) -> np.ndarray:
     model = nn.Linear(x.shape[1], 1, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    _, _, lots = sgd.make_private(model, optimizer, (x, torch.zeros(len(x))), planned, criterion=lambda o, _: -o.mean())
-    for rows, _ in lots:
-        optimizer.zero_grad()
-        (-model(rows).mean()).backward()
+    for _ in sgd.private_steps(model, optimizer, (x,), planned, loss=lambda model, batch: -model(batch[0]).mean()):
         optimizer.step()
     return model.weight.detach().double().numpy().ravel()
 
@@ -117,38 +117,41 @@ def clip_after_averaging() -> Iterator[None]:
     """The lot's mean is clipped instead of each example."""
     unbounded = property(lambda self: sgd.Flat(1e9))  # noqa: ARG005
 
-    def release(self: step.Step, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG001
+    def release(self: Release, optimizer: torch.optim.Optimizer) -> dict[str, float]:  # noqa: ARG001
         bound = self.plan.first_bound
-        means = {name: total / self.plan.lot for name, total in self._sums.items()}
+        means = {name: total / self.plan.lot for name, total in self.sums.items()}
         norm = torch.sqrt(sum((one.square().sum() for one in means.values()), torch.tensor(0.0)))
-        draw = self.key.draw(noise.Purpose.NOISE, self.taken)
+        draw = self.key.draw(keys.Purpose.NOISE, self.taken)
         for name, parameter in self.parameters.items():
             mean = means.get(name, torch.zeros_like(parameter)) * min(1.0, bound / max(float(norm), 1e-12))
             draw.add_normal(mean, self.plan.deviation_at(self.taken, bound) / self.plan.lot)
             parameter.grad = mean
-        self._next()
-        self._released = True
+        self.taken += 1
+        self.clear()
+        return {}
 
-    with mock.patch.object(step.Step, "rule", unbounded), mock.patch.object(step.Step, "release", release):
+    with mock.patch.object(Release, "rule", unbounded), mock.patch.object(Release, "release", release):
         yield
 
 
 @contextlib.contextmanager
 def divided_by_drawn_size() -> Iterator[None]:
     """Sum and noise are divided by the size of the lot that was drawn, not by a public constant."""
-    add, release = step.Step.add, step.Step.release
+    add, release = Release.add, Release.release
 
-    def counted(self: step.Step, clipped: step.Clipped | None) -> None:
-        self.drawn = 0 if clipped is None else len(clipped.norms)  # type: ignore[attr-defined]
-        add(self, clipped)
+    def count(self: Release, clipped: Clipped, *others: Any) -> None:
+        self.drawn = len(clipped.norms)  # type: ignore[attr-defined]
+        add(self, clipped, *others)
 
-    def rescaled(self: step.Step, optimizer: torch.optim.Optimizer) -> None:
-        release(self, optimizer)
+    def rescale(self: Release, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+        metrics = release(self, optimizer)
         for parameter in self.parameters.values():
             assert parameter.grad is not None
-            parameter.grad *= self.plan.lot / max(self.drawn, 1)  # type: ignore[attr-defined]
+            parameter.grad *= self.plan.lot / max(getattr(self, "drawn", 0), 1)
+        self.drawn = 0  # type: ignore[attr-defined]
+        return metrics
 
-    with mock.patch.object(step.Step, "add", counted), mock.patch.object(step.Step, "release", rescaled):
+    with mock.patch.object(Release, "add", count), mock.patch.object(Release, "release", rescale):
         yield
 
 

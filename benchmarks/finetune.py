@@ -37,6 +37,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import peft
 import torch
+from terrine.sgd.private import start
+from terrine.sgd.step import Step
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -45,8 +47,6 @@ from terrine import datasets, sgd
 from terrine.common.keys import Key
 from terrine.events import Budget
 from terrine.prompts import LanguageModel
-from terrine.sgd.private import start
-from terrine.sgd.step import Step
 
 DELTA = 1e-4
 """Below 1/N: there are 6,920 and 4,952 private texts."""

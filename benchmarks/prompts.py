@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from terrine.sgd.step import Step
 
 from terrine import pate, prompts, sgd
 from terrine.common.keys import Key
@@ -36,7 +37,6 @@ from terrine.prompts.teachers import each_teacher
 from terrine.prompts.tuning import MEMORY, clipped_sum
 from terrine.prompts.voting import confident, record
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.step import Step
 
 DELTA = 1e-4
 """Below 1/N: there are at most 6,920 and 5,452 private texts."""

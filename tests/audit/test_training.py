@@ -108,17 +108,15 @@ def test_alignment_is_the_inner_product_with_the_update() -> None:
         whitebox.alignment(before, nn.Linear(20, 3), CROSS_ENTROPY, x, y)
 
 
-def private_run(noise: float, *, piece: int | None = None, count: int = 400, steps: int = 10) -> canaries.Canaries:
+def private_run(noise: float, *, microbatch: int | None = None, count: int = 400, steps: int = 10) -> canaries.Canaries:
     x, y = cloud(200)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 3))  # wide: canaries stand out of the data
     plan = sgd.Plan(examples=200, lot=50, clip=1.0, steps=steps, noise=noise, delta=1e-5, seed=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, _, lots = sgd.make_private(model, optimizer, (x, y), plan, piece=piece)
-    inserted = canaries.Canaries.insert(lots, count=count, seed=4)
-    for rows, labels in lots:
-        optimizer.zero_grad()
-        CROSS_ENTROPY(model(rows), labels).backward()
+    private = sgd.private_steps(model, optimizer, (x, y), plan, loss=CROSS_ENTROPY, microbatch=microbatch)
+    inserted = canaries.Canaries.insert(private, count=count, seed=4)
+    for _ in private:
         optimizer.step()
     return inserted
 
@@ -147,9 +145,9 @@ def test_canaries_weigh_what_an_example_weighs() -> None:
     assert drawn.mean() == pytest.approx(20 / 4, abs=5 * math.sqrt(20 * 3 / 16 / drawn.size))
 
 
-def test_pieces_hold_each_canary_once() -> None:
-    whole, pieces = private_run(noise=0.0), private_run(noise=0.0, piece=20)
-    assert pieces.scores == pytest.approx(whole.scores, abs=1e-4)
+def test_microbatches_hold_each_canary_once() -> None:
+    whole, parts = private_run(noise=0.0), private_run(noise=0.0, microbatch=20)
+    assert parts.scores == pytest.approx(whole.scores, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +171,7 @@ def test_canaries_that_cannot_be_are_refused() -> None:
     def lots(**options: object) -> object:
         model = build()
         plan = sgd.Plan(examples=20, lot=5, clip=1.0, epochs=1, noise=1.0, delta=1e-5, seed=0, **options)  # type: ignore[arg-type]
-        return sgd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), (x, y), plan)[2]
+        return sgd.private_steps(model, torch.optim.SGD(model.parameters(), lr=0.1), (x, y), plan, loss=CROSS_ENTROPY)
 
     with pytest.raises(InvalidArgument, match="one to a coordinate"):
         canaries.Canaries.insert(lots(), count=10_000)  # type: ignore[arg-type]

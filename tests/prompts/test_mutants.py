@@ -21,9 +21,9 @@ BOUND = 1e-3
 def largest_move(prompt, language, lot):
     """How far one example moves the clipped sum, at most, in units of the bound."""
     rows = torch.arange(len(lot.ids))
-    whole = tuning.clipped_sum(language, prompt, lot, clip=sgd.Flat(BOUND)).sums["tokens"]
+    whole = tiny.clipped_sum(language, prompt, lot, clip=sgd.Flat(BOUND)).sums["tokens"]
     moves = [
-        (whole - tuning.clipped_sum(language, prompt, lot.take(rows[rows != one]), clip=sgd.Flat(BOUND)).sums["tokens"])
+        (whole - tiny.clipped_sum(language, prompt, lot.take(rows[rows != one]), clip=sgd.Flat(BOUND)).sums["tokens"])
         for one in rows
     ]
     return max(float(move.norm()) for move in moves) / BOUND
@@ -39,12 +39,12 @@ def test_clipping_the_shared_prompts_gradient_is_caught(monkeypatch):
         """One gradient for the batch, dealt out evenly: each row's norm looks small."""
         (total,) = torch.autograd.grad(prompt.losses(language, batch).sum(), [prompt.tokens])
         even = total / total.norm() * BOUND
-        return {"tokens": even.expand(len(batch.ids), *even.shape)}
+        return {"tokens": even.expand(len(batch.ids), *even.shape)}, torch.zeros(len(batch.ids))
 
     def mixed(language, prompt, batch):
         """Gradients of a loss in which every row also depends on its neighbours, as batch statistics make it."""
-        rows = per_example(language, prompt, batch)["tokens"]
-        return {"tokens": rows + 5 * rows.mean(dim=0)}
+        rows = per_example(language, prompt, batch)[0]["tokens"]
+        return {"tokens": rows + 5 * rows.mean(dim=0)}, torch.zeros(len(rows))
 
     per_example = tuning.per_example_gradients
     for mutant in (unclipped, mixed):
@@ -95,7 +95,7 @@ def test_an_empty_lot_that_borrows_an_example_is_caught(monkeypatch):
     prompt = SoftPrompt.from_text(language, tiny.CAUSAL, "the review is").double()
     lot = prompt.encoded(language, tiny.TEXTS, tiny.LABELS)
     empty = Encoded(*(one[:0] for one in lot))
-    assert tuning.clipped_sum(language, prompt, empty, clip=sgd.Flat(1.0)) is None
+    assert not tiny.clipped_sum(language, prompt, empty, clip=sgd.Flat(1.0)).sums["tokens"].any()
     assert by_length(empty.lengths, 3, 100) == []
 
 
@@ -129,7 +129,7 @@ def test_a_copy_that_is_scaled_is_caught(monkeypatch, wrong):
     language = tiny.language()
     prompt = SoftPrompt.from_text(language, tiny.CAUSAL, "the review", head=True).double()
     batch = prompt.encoded(language, tiny.TEXTS[:1], tiny.LABELS[:1])
-    found = tuning.per_example_gradients(language, prompt, batch)["weight"][0]
+    found = tuning.per_example_gradients(language, prompt, batch)[0]["weight"][0]
     hidden = prompt._read(language, batch, prompt.copies(1)).hidden[0, 0]
 
     def expected(scale, centre=prompt.centre):

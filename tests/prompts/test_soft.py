@@ -42,7 +42,7 @@ def obvious_loss(language, prompt, template, text, label):
 def test_every_copy_has_the_gradient_of_its_example_alone(kind, side):
     language = tiny.language(kind, side)
     prompt = started(language, kind)
-    found = per_example_gradients(language, prompt, prompt.encoded(language, tiny.TEXTS, tiny.LABELS))["tokens"]
+    found = per_example_gradients(language, prompt, prompt.encoded(language, tiny.TEXTS, tiny.LABELS))[0]["tokens"]
     for place, (text, label) in enumerate(zip(tiny.TEXTS, tiny.LABELS, strict=True)):
         loss = obvious_loss(language, prompt, tiny.template(kind), text, label)
         (expected,) = torch.autograd.grad(loss, prompt.tokens)
@@ -57,7 +57,7 @@ def test_the_head_starts_as_the_label_words_and_has_gradients_of_its_own(kind, s
     np.testing.assert_allclose(
         headed.log_probabilities(language, tiny.TEXTS), plain.log_probabilities(language, tiny.TEXTS), atol=1e-9
     )
-    found = per_example_gradients(language, headed, headed.encoded(language, tiny.TEXTS, tiny.LABELS))
+    found = per_example_gradients(language, headed, headed.encoded(language, tiny.TEXTS, tiny.LABELS))[0]
     assert set(found) == {"tokens", "weight", "bias"}
     for place in range(len(tiny.TEXTS)):
         alone = headed.encoded(language, tiny.TEXTS[place : place + 1], tiny.LABELS[place : place + 1])
@@ -85,7 +85,7 @@ def test_free_answers_are_scored_token_by_token(kind, side):
     prompt = SoftPrompt.from_text(language, Template("{text} :"), "the review").double()
     answers = ["very good", "bad", "a great story of fun", "not good", "awful", "dull"]
     batch = prompt.encoded(language, tiny.TEXTS, answers)
-    found, gradients = prompt.losses(language, batch), per_example_gradients(language, prompt, batch)["tokens"]
+    found, gradients = prompt.losses(language, batch), per_example_gradients(language, prompt, batch)[0]["tokens"]
     table = language.model.get_input_embeddings().weight
     for place, (text, answer) in enumerate(zip(tiny.TEXTS, answers, strict=True)):
         asked, told = language.tokens(f"{text} :"), language.tokens(answer)

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from terrine.prompts import LanguageModel, Template
+from terrine.prompts.tuning import PromptClipper
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
@@ -86,3 +87,8 @@ def language(kind="llama", side="right", *, dtype=torch.float64, context=64, spe
 
 def template(kind):
     return MASKED if kind == "bert" else CAUSAL
+
+
+def clipped_sum(language, prompt, lot, *, clip, memory=1 << 30):
+    """The clipped sum of a lot's gradients, as a run adds it up."""
+    return PromptClipper(language, prompt, memory=memory).add_up(tuple(lot), clip)

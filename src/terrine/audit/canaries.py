@@ -7,10 +7,10 @@ allows. Beyond what the others explain, a release shows x = 1 + noise at the coo
 clipping bounds, and noise alone otherwise. The score adds up how much likelier each x is for a canary that is in, drawn
 with the sampling rate q, than for one that is out: ln(1 - q + q e^((x - 1/2) / noise^2)); without noise, it adds up x.
 
-    model, optimizer, lots = sgd.make_private(model, optimizer, data, plan)
-    canaries = Canaries.insert(lots, count=500)
-    for x, y in lots:
-        ...                                            # the loop as it was
+    steps = sgd.private_steps(model, optimizer, data, plan, loss=loss)
+    canaries = Canaries.insert(steps, count=500)
+    for step in steps:
+        optimizer.step()                               # the loop as it was
     evidence = canaries.evidence(confidence=0.95)      # audit.verdict(plan.event, evidence)
 
 A `sgd.Trainer` takes them by `history, canaries = Canaries.fit(trainer, data, count=500)`.
@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.optim import Optimizer
 
 from terrine import check
 from terrine.audit import one_run
@@ -35,54 +34,58 @@ from terrine.audit.scores import Flags, Floats
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd import distributed
 from terrine.sgd.clipping import Clipped
-from terrine.sgd.private import Lots
+from terrine.sgd.release import Release
 from terrine.sgd.sampling import Poisson
-from terrine.sgd.training import History, Trainer
+from terrine.sgd.steps import PrivateSteps
+from terrine.sgd.trainer import History, Trainer
 
 
 class Canaries:
-    """Gradient canaries in one run: their coins, their coordinates, and the scores so far."""
+    """Gradient canaries in one run: which are in, their coordinates, and the scores so far."""
 
-    def __init__(self, lots: Lots, included: Flags, places: NDArray[np.int64], generator: np.random.Generator) -> None:
-        self._lots, self.included = lots, included
-        self._generator = generator
-        step = lots.run.step
-        ends = np.cumsum([one.numel() for one in step.parameters.values()])
+    def __init__(
+        self, release: Release, included: Flags, places: NDArray[np.int64], generator: np.random.Generator
+    ) -> None:
+        self.included, self._generator = included, generator
+        ends = np.cumsum([parameter.numel() for parameter in release.parameters.values()])
         owner = np.searchsorted(ends, places, side="right")
         starts = np.concatenate([[0], ends[:-1]])
         self._where = {
             name: (np.flatnonzero(owner == number), torch.from_numpy(places[owner == number] - starts[number]))
-            for number, name in enumerate(step.parameters)
+            for number, name in enumerate(release.parameters)
         }
         self.scores: Floats = np.zeros(included.size)
-        self._seen = 0
-        self._release = step.release
-        step.release = self._released  # type: ignore[method-assign]
+        self._known: dict[str, Tensor] = {}
+        self._bound, self._seen = 1.0, 0
 
     @classmethod
-    def insert(cls, lots: Lots, *, count: int, included: Flags | None = None, seed: int | None = None) -> Canaries:
-        """`count` canaries, each in by a fair coin from the operating system; a `seed` is for tests.
+    def insert(
+        cls, steps: PrivateSteps, *, count: int, included: Flags | None = None, seed: int | None = None
+    ) -> Canaries:
+        """Insert `count` canaries, each in by a fair coin from the operating system; a `seed` is for tests.
 
         Raises:
             InvalidArgument: more canaries than coordinates, or lots that are not Poisson.
             OutOfOrder: training has begun.
         """
-        step = lots.run.step
-        size = sum(one.numel() for one in step.parameters.values())
+        release = steps.release
+        size = sum(parameter.numel() for parameter in release.parameters.values())
         if check.whole("count", count) > size:
             raise check.refuse("count", count, f"at most one to a coordinate, {size}")
-        if not isinstance(step.plan.sampling, Poisson):
+        if not isinstance(release.plan.sampling, Poisson):
             raise InvalidArgument(
-                f"{type(step.plan.sampling).__name__} lots: want Poisson lots; a coin adds an example"
+                f"{type(release.plan.sampling).__name__} lots: want Poisson lots; a coin adds an example"
             )
-        if step.taken:
-            raise OutOfOrder(f"canaries after {step.taken} steps: want them inserted before the first")
+        if release.taken:
+            raise OutOfOrder(f"canaries after {release.taken} steps: want them inserted before the first")
         generator = np.random.default_rng(seed)
         if included is None:
             included = one_run.coins(count) if seed is None else generator.random(count) < 0.5
         if included.shape != (count,):
             raise InvalidArgument(f"included: shape {included.shape}; want one flag for each of {count} canaries")
-        return cls(lots, included, generator.permutation(size)[:count].astype(np.int64), generator)
+        canaries = cls(release, included, generator.permutation(size)[:count].astype(np.int64), generator)
+        steps.observer = canaries
+        return canaries
 
     @classmethod
     def fit(
@@ -90,17 +93,9 @@ class Canaries:
     ) -> tuple[History, Canaries]:
         """Have `trainer` fit `dataset` with `count` canaries among it; `person` as `Trainer.fit` takes it."""
         inserted: list[Canaries] = []
-        train = trainer._train
-
-        def with_canaries(lots: Lots) -> History:
-            inserted.append(cls.insert(lots, count=count, seed=seed))
-            return train(lots)
-
-        trainer._train = with_canaries  # type: ignore[method-assign]
-        try:
-            history = trainer.fit(dataset, person=person)
-        finally:
-            trainer._train = train  # type: ignore[method-assign]
+        history = trainer.fit(
+            dataset, person=person, on_start=lambda steps: inserted.append(cls.insert(steps, count=count, seed=seed))
+        )
         return history, inserted[0]
 
     def evidence(self, *, confidence: float = 0.95) -> one_run.OneRun:
@@ -110,34 +105,38 @@ class Canaries:
             OutOfOrder: no step has been taken with the canaries.
         """
         if not self._seen:
-            raise OutOfOrder("canaries: no step was taken; want a loop over the lots")
+            raise OutOfOrder("canaries: no step was taken; want a loop over the steps")
         return one_run.guess(self.scores, self.included, confidence=confidence)
 
-    def _contribution(self) -> Clipped:
-        step = self._lots.run.step
-        drawn = self.included & (self._generator.random(self.included.size) < step.plan.rate)
+    def join(self, release: Release) -> None:
+        """A lot is complete: the canaries that were drawn join it."""
+        self._known = {
+            name: self._gathered(release.sums.get(name), places) for name, (_, places) in self._where.items()
+        }
+        self._bound = release.rule.bound
+        if distributed.is_first():  # once to a lot, whatever processes it is spread over
+            release.add(self._contribution(release))
+
+    def watch(self, release: Release) -> None:
+        """Score every canary by what was released at its coordinate."""
+        self._seen += 1
+        plan = release.plan
+        for name, (owned, places) in self._where.items():
+            gradient = release.parameters[name].grad
+            if gradient is not None and len(owned):
+                noisy = plan.lot * gradient.detach().reshape(-1)[places].double()
+                excess = (noisy - self._known[name]).numpy() / self._bound
+                self.scores[owned] += _evidence(excess, plan.rate, plan.noise)
+
+    def _contribution(self, release: Release) -> Clipped:
+        drawn = self.included & (self._generator.random(self.included.size) < release.plan.rate)
         sums: dict[str, Tensor] = {}
         for name, (owned, places) in self._where.items():
-            parameter = step.parameters[name]
+            parameter = release.parameters[name]
             total = torch.zeros(parameter.numel(), dtype=torch.promote_types(parameter.dtype, torch.float32))
-            total[places] = step.rule.bound * torch.from_numpy(drawn[owned]).to(total.dtype)
+            total[places] = self._bound * torch.from_numpy(drawn[owned]).to(total.dtype)
             sums[name] = total.view(parameter.shape)
-        return Clipped(sums, torch.full((int(drawn.sum()),), step.rule.bound))
-
-    def _released(self, optimizer: Optimizer) -> None:
-        """A lot is complete: the canaries join it, and what the step releases is watched."""
-        step = self._lots.run.step
-        known = {name: self._gathered(step._sums.get(name), places) for name, (_, places) in self._where.items()}
-        if distributed.is_first():  # once to a lot, whatever processes it is spread over
-            step.add(self._contribution())
-        bound = step.rule.bound
-        self._release(optimizer)
-        self._seen += 1
-        for name, (owned, places) in self._where.items():
-            released = step.parameters[name].grad
-            if released is not None and len(owned):
-                noisy = step.plan.lot * released.detach().reshape(-1)[places].double()
-                self.scores[owned] += _evidence((noisy - known[name]).numpy() / bound, step.plan.rate, step.plan.noise)
+        return Clipped(sums, torch.full((int(drawn.sum()),), self._bound))
 
     @staticmethod
     def _gathered(total: Tensor | None, places: Tensor) -> Tensor:

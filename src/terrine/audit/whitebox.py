@@ -22,7 +22,7 @@ def gradient_norm(
 ) -> Floats:
     """Minus each example's gradient norm, at about the cost of one training step over the examples."""
     norms = [
-        clipped_sum(model, criterion, rows, labels, clip=1.0).norms.detach().double()
+        clipped_sum(model, criterion, (rows, labels), clip=1.0).norms.detach().double()
         for rows, labels in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True)
     ]
     return -torch.cat(norms).numpy()

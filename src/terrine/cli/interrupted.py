@@ -40,7 +40,7 @@ def _kept(folder: Path) -> str:
     if (folder / "manifest.json").exists():
         return f"{folder} holds the finished run"
     if (owner / "checkpoint.pt").exists():
-        return f"{folder} keeps the run up to its last checkpoint, at most 10 steps back"
+        return f"{folder} keeps the model as it was last saved, and counts the steps since as spent"
     if (owner / "statistics.npz").exists():
         return f"{folder} keeps the release"
     return f"{folder} keeps the receipt, no step was saved yet"

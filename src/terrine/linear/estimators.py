@@ -23,8 +23,7 @@ from terrine.linear import models
 from terrine.linear.statistics import Floats, Statistics, StatisticsPlan
 from terrine.receipts import Charged, Payment
 from terrine.rng import SYSTEM, Seeded
-from terrine.sgd.targets import placed, told
-from terrine.sgd.targets import TargetBounds
+from terrine.sgd.targets import TargetBounds, placed, told
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

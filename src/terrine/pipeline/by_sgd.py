@@ -8,7 +8,6 @@ rows left out (`measuring.py`), and paid for as part of the plan's event.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from terrine.pipeline.models import Architecture
 from terrine.pipeline.settings import Settings
 from terrine.pipeline.units import Floats, Integers, Units
 from terrine.receipts import Receipt
-from terrine.sgd.optimizers import Average
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.targets import NumberLoss
 
@@ -92,7 +90,7 @@ def learn(
     taught = coins.mislabelled(material, canaries.units)
     labels = silenced(taught, units.all_rows(tossed.out))
     module = built(architecture, settings)
-    checkpoint = folder.owner / "checkpoint.pt"
+    checkpoint = Checkpoint(folder.owner / "checkpoint.pt")
     fitted = trainer(
         checkpoint, module, training.plan, training.learning_rate, training.usual, training.loss, quiet,
         device=settings.device,
@@ -152,7 +150,7 @@ def built(architecture: Architecture, settings: Settings) -> nn.Module:
 
 
 def trainer(
-    checkpoint: Path,
+    checkpoint: Checkpoint,
     module: nn.Module,
     plan: sgd.Plan,
     learning_rate: float,
@@ -167,8 +165,8 @@ def trainer(
         torch.optim.SGD(module.parameters(), lr=learning_rate, momentum=usual.momentum),
         loss,
         plan,
-        average=Average(usual.average),
-        checkpoint=Checkpoint(checkpoint, every=recipes.checkpoint_every(plan.steps)),
+        average=sgd.Average(usual.average),
+        checkpoint=checkpoint,
         device=device,
         progress=False if quiet else None,
     )

@@ -95,11 +95,6 @@ def learning_rate(kind: str, *, noise: float, lot: int, clip: float) -> float:
             return min(0.004 / spread, 2.0)
 
 
-def checkpoint_every(steps: int) -> int:
-    """How many steps lie between two saves: at most 10, and in a short run a twentieth of it."""
-    return max(1, min(10, steps // 20))
-
-
 def whitens(settings: Settings, model: str, shape: tuple[int, ...], examples: int) -> bool:
     """Whether features are whitened first: scattering features are, and so is a large table for a linear model."""
     if settings.method != "sgd":

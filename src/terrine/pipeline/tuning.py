@@ -33,6 +33,7 @@ from terrine.pipeline.models import Architecture
 from terrine.pipeline.settings import Settings
 from terrine.receipts import Receipt
 from terrine.rng import SYSTEM, Seeded, Source
+from terrine.sgd.checkpoint import Checkpoint
 
 _STATE, _HELD = "owner/tuning.json", "owner/held.npy"
 _SHARE_FOR_SCORES = 0.1
@@ -192,7 +193,7 @@ def _best_place(tuned: _Tuned, state: dict[str, Any]) -> int:
         best = scores.index(max(scores))
         for other in range(place + 1):
             if other != best:
-                _checkpoint(tuned, other).unlink(missing_ok=True)
+                _remove_checkpoint(_checkpoint(tuned, other))
     return scores.index(max(scores))
 
 
@@ -213,8 +214,13 @@ def _trained(tuned: _Tuned, state: dict[str, Any], place: int) -> tuple[nn.Modul
     return module.cpu(), candidate
 
 
-def _checkpoint(tuned: _Tuned, place: int) -> Any:
-    return tuned.folder.owner / f"candidate-{place}.pt"
+def _checkpoint(tuned: _Tuned, place: int) -> Checkpoint:
+    return Checkpoint(tuned.folder.owner / f"candidate-{place}.pt")
+
+
+def _remove_checkpoint(checkpoint: Checkpoint) -> None:
+    for path in (checkpoint.path, checkpoint.count_path):
+        path.unlink(missing_ok=True)
 
 
 def _source(settings: Settings, place: int) -> Source:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from terrine import check
@@ -29,7 +30,7 @@ from terrine.sgd import Plan, validate
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Clipped, ClippingRule
 from terrine.sgd.clipping.summing import ClippedSums
-from terrine.sgd.private import start
+from terrine.sgd.steps import start
 
 MEMORY = 1 << 30
 """Bytes of activations that one part of a lot may keep, about."""
@@ -71,41 +72,70 @@ def tune(
     data = tuned.encoded(language, texts, labels)
     moves = optimizer(tuned.parameters()) if optimizer is not None else _adam(language, tuned, learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(moves, lambda step: 1 - step / plan.steps)
-    _, _, lots = start(
-        tuned, moves, tuple(data), plan, account,
-        watch=False, memory=memory, checkpoint=checkpoint, purpose=purpose, by=by,
-        bound={"language model": language.model, "schedule": schedule},
+    steps = start(
+        tuned.train(), moves, tuple(data), plan, clipper=PromptClipper(language, tuned, memory=memory),
+        account=account, checkpoint=checkpoint, purpose=purpose, by=by,
     )  # fmt: skip
-    if checkpoint is not None:
-        lots.keep(schedule=schedule)
-    step = lots.run.step
-    for lot in lots:
-        step.add(clipped_sum(language, tuned, Encoded(*lot), clip=step.rule, memory=memory))
-        moves.step()
-        schedule.step()
-        if progress is not None:
-            progress(step.taken, step.limit)
+    with closing(steps):
+        if checkpoint is not None:
+            steps.keep(schedule=schedule)
+        for step in steps:
+            moves.step()
+            schedule.step()
+            if progress is not None:
+                progress(step.number, len(steps))
     tuned.privacy = written
     return tuned
 
 
-def clipped_sum(
-    language: LanguageModel, prompt: SoftPrompt, lot: Encoded, *, clip: ClippingRule, memory: int = MEMORY
-) -> Clipped | None:
-    """The sum of the lot's clipped gradients, a few examples at a time; None for a lot without examples."""
-    if not len(lot.ids):
-        return None
-    sums, norms = ClippedSums(dict(prompt.named_parameters())), torch.empty(len(lot.ids))
-    for part in by_length(lot.lengths, prompt.before(language), tokens_in_memory(language, memory)):
-        norms[part] = sums.add_rows(per_example_gradients(language, prompt, lot.take(part)), clip).float().cpu()
-    return Clipped(sums.totals(), norms)
+class PromptClipper:
+    """Adds up clipped gradients of a prompt, a few examples at a time, each by its own copy of the prompt."""
+
+    def __init__(self, language: LanguageModel, prompt: SoftPrompt, *, memory: int = MEMORY) -> None:
+        self.model: nn.Module = prompt
+        self._prompt, self._language, self._memory = prompt, language, memory
+        self.parameters = dict(prompt.named_parameters())
+        self.losses = torch.zeros(0)
+
+    def try_out(self, batch: Any) -> None:
+        """Nothing to find out: the program is this file's own."""
+
+    def add_up(self, batch: Any, rule: ClippingRule, rows: Sequence[int] | None = None) -> Clipped:
+        """Return the clipped sum of encoded texts, and each text's norm.
+
+        Raises: InvalidArgument where texts are people's, which is not built.
+        """
+        if rows is not None:
+            raise InvalidArgument("people= with a prompt: want examples=, one text each")
+        lot = Encoded(*batch)
+        sums, norms = ClippedSums(self.parameters), torch.zeros(len(lot.ids))
+        self.losses = torch.zeros(len(lot.ids))
+        before, tokens = self._prompt.before(self._language), tokens_in_memory(self._language, self._memory)
+        for part in by_length(lot.lengths, before, tokens) if len(lot.ids) else ():
+            gradients, losses = per_example_gradients(self._language, self._prompt, lot.take(part))
+            norms[part] = sums.add_rows(gradients, rule).float().cpu()
+            self.losses[part] = losses.float().cpu()
+        return Clipped(sums.totals(), norms)
+
+    def measure(self, _metric: Any, _batch: Any, /) -> Tensor:
+        """Refuse a metric of its own: a prompt's loss is what can be bought.
+
+        Raises: InvalidArgument
+        """
+        raise InvalidArgument("metrics: of a prompt the loss alone can be bought; want sgd.Metric() without a function")
+
+    def check_failures(self) -> None:
+        """Nothing fails for one example alone."""
 
 
-def per_example_gradients(language: LanguageModel, prompt: SoftPrompt, batch: Encoded) -> dict[str, Tensor]:
-    """The gradient of every example by itself, (rows, *parameter): one copy of the prompt for each, one backward."""
-    values = {name: one.detach().clone().requires_grad_() for name, one in prompt.copies(len(batch.ids)).items()}
-    loss = prompt.losses(language, batch, values).sum()
-    return dict(zip(values, torch.autograd.grad(loss, list(values.values())), strict=True))
+def per_example_gradients(
+    language: LanguageModel, prompt: SoftPrompt, batch: Encoded
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return every example's gradient, (rows, *parameter), and loss: one copy of the prompt for each, one backward."""
+    values = {name: copy.detach().clone().requires_grad_() for name, copy in prompt.copies(len(batch.ids)).items()}
+    losses = prompt.losses(language, batch, values)
+    gradients = torch.autograd.grad(losses.sum(), list(values.values()))
+    return dict(zip(values, gradients, strict=True)), losses.detach()
 
 
 def record(plan: Plan, *, before: Mapping[str, Any] | None = None) -> dict[str, Any]:

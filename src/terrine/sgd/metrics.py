@@ -71,4 +71,5 @@ class Metric:
 
 def _is_right(model: nn.Module, batch: Any) -> Tensor:
     x, y = batch
-    return (model(x).argmax(1) == y).float().mean()
+    right: Tensor = model(x).argmax(1) == y
+    return right.float().mean()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from terrine.events import Composed, Event, Reproducible
 from terrine.receipts import Charged
 from terrine.sgd import distributed
 from terrine.sgd.checkpoint import Checkpoint, KeptRun
-from terrine.sgd.clipping import Clipper
+from terrine.sgd.clipping import Clipped, Clipper, ClippingRule
 from terrine.sgd.clipping.alone import flatten_batch
 from terrine.sgd.dataset import Asked, Collate, Part, RowReader, cut_lot, digest_value
 from terrine.sgd.devices import find_device, move_batch
@@ -120,7 +120,8 @@ def start(
     dataset: Any,
     plan: Plan,
     *,
-    loss: Loss,
+    loss: Loss | None = None,
+    clipper: ClipsExamples | None = None,
     account: Charged | None = None,
     person: Any = None,
     limit: int | None = None,
@@ -137,7 +138,7 @@ def start(
     purpose: str = "DP-SGD",
     by: str = "terrine.sgd",
 ) -> PrivateSteps:
-    """Return what `private_steps` does, for trainers: with at most `limit` steps.
+    """Return what `private_steps` does, for trainers: with at most `limit` steps, and a loss or a clipper.
 
     `looks` is what the run does to private data beside the plan, such as a paid-for validation; it is charged with it.
     `roots` are what the loss's state is reached from, instead of the loss itself.
@@ -149,9 +150,12 @@ def start(
     check_mode(bare)
     workers = check.whole("workers", workers, at_least=0)
     reader = RowReader(dataset, plan, person, collate=collate, workers=workers)
-    clipper = Clipper(
-        bare, loss, microbatch=microbatch, memory=memory, precision=precision, reads_values=reads_values, roots=roots
-    )
+    if clipper is None:
+        assert loss is not None
+        clipper = Clipper(
+            bare, loss, microbatch=microbatch, memory=memory, precision=precision, reads_values=reads_values,
+            roots=roots,
+        )  # fmt: skip
     first = move_batch(reader.first(), home)
     clipper.try_out(first)
     if distributed.share()[1] > 1:
@@ -213,6 +217,26 @@ class PrivateStep:
         raise AttributeError(f"PrivateStep has no {name}; it has number, epsilon, metrics, gradient_norm, seconds")
 
 
+class ClipsExamples(Protocol):
+    """What adds up the clipped gradients of a batch: a `Clipper`, or a program that knows its model better."""
+
+    model: nn.Module
+    parameters: dict[str, nn.Parameter]
+    losses: Tensor
+
+    def try_out(self, batch: Any) -> None:
+        """Find out on made-up rows what can be found out before the charge."""
+
+    def add_up(self, batch: Any, rule: ClippingRule, rows: Sequence[int] | None = None) -> Clipped:
+        """Return the clipped sum of a batch; keep its units' losses."""
+
+    def measure(self, metric: Any, batch: Any, /) -> Tensor:
+        """Return a metric's value for every example."""
+
+    def check_failures(self) -> None:
+        """Raise where every example of the lot failed."""
+
+
 class Observer(Protocol):
     """What an audit does in a run of its owner's: it may join a lot and sees what becomes of it."""
 
@@ -228,7 +252,7 @@ class PrivateSteps:
 
     def __init__(
         self,
-        clipper: Clipper,
+        clipper: ClipsExamples,
         reader: RowReader,
         optimizer: Optimizer,
         plan: Plan,
@@ -259,7 +283,7 @@ class PrivateSteps:
         self._closed = self._pending = self._is_over = False
         self._ahead: deque[tuple[Part, int]] = deque()  # workers read further parts while one is in use
         self._batches: Iterator[Any] | None = None
-        self._stepped = 0
+        self._stepped = self._released = 0
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -296,6 +320,7 @@ class PrivateSteps:
             self.close()
             raise
         self._pending = True
+        self._released += 1
         gradients = tuple(one.grad for one in self.release.parameters.values() if one.grad is not None)
         return PrivateStep(self.release.taken, self.plan, time.perf_counter() - begun, metrics, gradients)
 
@@ -331,8 +356,10 @@ class PrivateSteps:
             self._kept.save(self.release.taken, self.release.bound, self._clipper.model, self.optimizer)
 
     def close(self) -> None:
-        """End the run before its last step; a checkpoint may be gone on from."""
-        self._closed = True
+        """End the run before its last step; a checkpoint is saved, and may be gone on from."""
+        if self._pending and self._stepped == self._released and self._kept is not None:
+            self.save()
+        self._closed, self._pending = True, False
         self._leave()
 
     def _end_step(self) -> None:
@@ -340,7 +367,7 @@ class PrivateSteps:
         if not self._pending:
             return
         self._pending = False
-        if self._stepped == 0 and self.release.taken == 1:
+        if self._stepped == 0 and self._released == 1:
             log.warning("the optimizer that was given to private_steps was not stepped in the first turn")
         if self._kept is not None and self._kept.is_due(self.release.taken):
             self.save()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from terrine.sgd.loss import Loss, as_loss, average_views, call_model
 from terrine.sgd.optimizers import Average
 from terrine.sgd.plan import Plan
 from terrine.sgd.setup import unwrap
-from terrine.sgd.steps import Observer, PrivateStep, PrivateSteps, start
+from terrine.sgd.steps import PrivateStep, PrivateSteps, start
 from terrine.sgd.validation import Best, Budgeted, PublicValidation, are_classes, right
 
 
@@ -99,17 +99,25 @@ class Trainer:
         if augment is None and self.views > 1:
             raise check.refuse("views", views, "1 without augment=, which would make them")
         self._checkpoint = Checkpoint.at(checkpoint)
-        self._options = {
+        self._options: dict[str, Any] = {
             "collate": collate, "workers": workers, "microbatch": microbatch, "memory": memory, "device": device,
             "precision": precision, "reads_values": reads_values,
         }  # fmt: skip
-        self.observer: Observer | None = None
         self._progress = sys.stderr.isatty() if progress is None else progress
 
-    def fit(self, dataset: Any, *, person: Any = None, until: Budget | None = None, purpose: str = "DP-SGD") -> History:
+    def fit(
+        self,
+        dataset: Any,
+        *,
+        person: Any = None,
+        until: Budget | None = None,
+        purpose: str = "DP-SGD",
+        on_start: Callable[[PrivateSteps], Any] | None = None,
+    ) -> History:
         """Train on `dataset` to the plan's end, or to the last step that keeps `until`.
 
-        Where the plan draws people, `person` has an id for every row of the data set.
+        Where the plan draws people, `person` has an id for every row of the data set. `on_start` is given the steps
+        before the first of them, as an audit needs them.
 
         Raises:
             BudgetExceeded: the account has not enough left, or `until` not enough for one step; nothing was trained.
@@ -128,7 +136,8 @@ class Trainer:
             limit=limit, looks=looks, checkpoint=self._checkpoint, purpose=purpose,
             roots={"model": self.model, "loss": self.loss, "augment": self.augment}, **self._options,
         )  # fmt: skip
-        steps.observer = self.observer
+        if on_start is not None:
+            on_start(steps)
         return self._train(steps)
 
     def evaluate(self, dataset: Any, *, at_once: int = 1024) -> Evaluation:
@@ -168,7 +177,7 @@ class Trainer:
         if self._checkpoint is not None:
             others = {"schedule": self.schedule, "average": self.average, "best": best if self.validation else None}
             steps.keep(**{name: one for name, one in others.items() if one is not None})
-        with self._bar(len(steps)) as show:
+        with self._bar(len(steps)) as show, closing(steps):
             for step in steps:
                 self.optimizer.step()
                 if self.schedule is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -243,21 +243,22 @@ class Clipper:
 
     # -- microbatches ----------------------------------------------------------------------------------
 
-    def _cut(self, who: Tensor, each: int, leaves: list[Any], nesting: Any) -> Sequence[Tensor]:
+    def _cut(self, who: Tensor, each: int, leaves: list[Any], nesting: Any) -> Iterable[Tensor]:
         """Cut these units, of `each` rows, into microbatches: by what a few made-up rows take."""
         count = len(who)
-        if self._most is not None:
-            return torch.arange(count).split(max(1, self._most // each))
-        key = tuple(leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor))
-        if count * each <= FIRST:
-            return [torch.arange(count)]
-        if key not in self._way.costs and not self._way.one_by_one:
-            first = _Rows(leaves, nesting, slice(0, FIRST))
-            with generators.replayed(self._device), suppress(Divided):
-                self._microbatch(first, 1, ClippedSums(self.parameters), as_rule(1.0), tries=True)
-        activations, gradients = self._way.costs.get(key, (0.0, 0.0))
-        sizes = cut(count, (activations * each, gradients * each), self.parameters, self._memory)
-        return torch.arange(count).split(sizes)
+        every = torch.arange(count)
+        if count * each <= FIRST and self._most is None:
+            return [every]
+        sizes: int | list[int] = max(1, (self._most or 0) // each)
+        if self._most is None:
+            key = tuple(leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor))
+            if key not in self._way.costs and not self._way.one_by_one:
+                first = _Rows(leaves, nesting, slice(0, FIRST))
+                with generators.replayed(self._device), suppress(Divided):
+                    self._microbatch(first, 1, ClippedSums(self.parameters), as_rule(1.0), tries=True)
+            activations, gradients = self._way.costs.get(key, (0.0, 0.0))
+            sizes = cut(count, (activations * each, gradients * each), self.parameters, self._memory)
+        return list(torch.split(every, sizes))
 
     def _microbatch(
         self, rows: _Rows, each: int, sums: ClippedSums, rule: ClippingRule, *, tries: bool = False
@@ -310,7 +311,7 @@ class Clipper:
 
     def _alone(self, rows: _Rows, sums: ClippedSums, rule: ClippingRule) -> tuple[Tensor, Tensor]:
         """Add one unit's clipped gradient, the mean over its rows, by plain autograd; return its norm and loss."""
-        each, totals, values = rows.size, dict[str, Tensor](), []
+        each, totals, values = rows.size, dict[str, Tensor](), list[Tensor]()
         try:
             for index in range(each):
                 run = partial(self._rerun, rows, index, generators.states(self._device), values)

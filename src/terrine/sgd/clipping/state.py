@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import random
-import sys
 import types
 from array import array
 from collections import deque
@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_FOREIGN = ("torch", "numpy", "builtins", "functools", "typing", "collections", "terrine", "transformers", "peft")
-_FOREIGN += ("lightning", "accelerate", "timm", "scipy", "sklearn", "logging", "rich", "abc", "enum", "dataclasses")
+_FOREIGN: tuple[str, ...] = ("torch", "numpy", "scipy", "sklearn", "terrine", "transformers", "peft", "timm")
+_FOREIGN += ("lightning", "accelerate", "rich", "builtins", "functools", "typing", "collections", "logging", "abc")
+_FOREIGN += ("enum", "dataclasses")
 """Packages into whose functions and classes nobody looks; their objects' attributes are seen all the same."""
 _PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device | torch.Size | slice | range
 _SMALL = 4096  # numbers of a tensor that are compared
@@ -119,9 +120,8 @@ def _describe_tensor(tensor: Tensor) -> Any:
 
 def _iterator_state(value: Any) -> Any:
     """How far an iterator is, where that can be told."""
-    if isinstance(value, types.GeneratorType):
-        frame = value.gi_frame
-        return id(value), None if frame is None else frame.f_lasti
+    if inspect.isgenerator(value):
+        return id(value), getattr(value.gi_frame, "f_lasti", None)
     return (id(value), repr(value)) if type(value).__module__ == "itertools" and "count" in repr(value) else None
 
 
@@ -174,12 +174,12 @@ def _digest(content: bytes) -> str:
 
 def caller() -> str:
     """Where the caller's own code is: the innermost frame that is neither of torch's nor of this library's."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in ("torch", "terrine"):
             return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "the loss"
 
 
