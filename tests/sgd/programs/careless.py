@@ -28,8 +28,9 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 as everybody writes it
 
+from terrine import sgd
 from tests.sgd.programs.helpers import LOT, Parts, cross_entropy, perceptron
 
 READS = {"reads_values": True}
@@ -1273,6 +1274,86 @@ def remembers_a_rare_example_of_a_later_lot():
             return self.body(-x if self.alarm else x)
 
     return Parts(Watching(), cross_entropy, warm_up=5)
+
+
+@careless(names="level")
+def second_loss_of_one_model_keeps_a_level():
+    """The first run with this model was with a sound loss: the second is watched like any other."""
+    level = 1.0
+
+    def loss(model, batch):
+        nonlocal level
+        x, y = batch
+        while bool((x.abs().max() > level) & torch.isfinite(x).all()):
+            level *= 2
+        return F.cross_entropy(model(x / level), y)
+
+    return Parts(perceptron(), loss, first_loss=cross_entropy)
+
+
+@careless(names="calls")
+def second_loss_of_one_model_counts_its_calls():
+    calls = 0
+
+    def loss(model, batch):
+        nonlocal calls
+        calls += 1
+        return cross_entropy(model, batch) / calls
+
+    return Parts(perceptron(), loss, first_loss=cross_entropy)
+
+
+@careless(names="loss", must_be_refused=True)
+def second_loss_of_one_model_is_detached():
+    def loss(model, batch):
+        return cross_entropy(model, batch).detach()
+
+    return Parts(perceptron(), loss, first_loss=cross_entropy)
+
+
+@careless(names="history|append|log")
+def callback_appends_tensors_of_a_program_that_goes_one_by_one():
+    history = []
+
+    def loss(model, batch, log=history.append):
+        x, y = batch
+        value = F.cross_entropy(model(x), y) + 0 * x[x > 1].sum()
+        log(value.detach())
+        return value
+
+    return Parts(perceptron(), loss, kept=history)
+
+
+@careless(names="norms|hook")
+def hook_logs_gradient_norms_without_saying_so():
+    norms = []
+
+    def loss(model, batch):
+        x, y = batch
+        hidden = model[:2](x)
+        hidden.register_hook(lambda gradient: norms.append(gradient.norm().item()))
+        return F.cross_entropy(model[2](hidden), y)
+
+    return Parts(perceptron(), loss, kept=norms)
+
+
+@careless(names="running|generator|hook")
+def generator_in_a_hook_keeps_without_saying_so():
+    def running():
+        total = 0.0
+        while True:
+            total += yield total
+
+    sums = running()
+    next(sums)
+
+    def loss(model, batch):
+        x, y = batch
+        hidden = model[:2](x)
+        hidden.register_hook(lambda gradient: gradient + sums.send(gradient.sum().item()))
+        return F.cross_entropy(model[2](hidden), y)
+
+    return perceptron(), loss
 
 
 # What one example that fails does to the others.
@@ -2575,7 +2656,112 @@ def data_set_scales_by_the_largest_seen(lot):
     return Parts(perceptron(), loss, dataset=data, options=READS, exact=False)
 
 
-@careless(documented="a data set that answers with mixtures of its rows hands over what it wants as an example", doors=LOOP)
+@careless(names="zero_grad|gradient", doors=LOOP)
+def loop_zeroes_before_it_steps():
+    def loop(steps, model, optimizer):
+        for _ in steps:
+            optimizer.zero_grad()
+            optimizer.step()
+
+    return Parts(perceptron(), cross_entropy, loop=loop)
+
+
+@careless(doors=LOOP)
+def loop_runs_in_inference_mode():
+    def loop(steps, model, optimizer):
+        with torch.inference_mode():
+            for _ in steps:
+                pass
+
+    return Parts(perceptron(), cross_entropy, loop=loop)
+
+
+@careless(doors=LOOP)
+def loop_runs_another_run_inside():
+    def loop(steps, model, optimizer):
+        other = perceptron()
+        second = torch.optim.SGD(other.parameters(), lr=0.1)
+        rows = torch.ones(4, 6, dtype=torch.float64), torch.zeros(4, dtype=torch.long)
+        plan = sgd.Plan(examples=4, lot=4, steps=2, clip=1.0, noise=0.0, delta=1e-5)
+        for _ in steps:
+            for _ in sgd.private_steps(other, second, rows, plan, loss=cross_entropy):
+                second.step()
+            optimizer.step()
+
+    return Parts(perceptron(), cross_entropy, loop=loop)
+
+
+@careless(doors=LOOP)
+def loop_calls_clipped_sum_on_public_data():
+    def loop(steps, model, optimizer):
+        rows = torch.ones(4, 6, dtype=torch.float64), torch.zeros(4, dtype=torch.long)
+        for _ in steps:
+            sgd.clipped_sum(model, cross_entropy, rows, clip=1.0)
+            optimizer.step()
+
+    return Parts(perceptron(), cross_entropy, loop=loop)
+
+
+@careless(doors=LOOP)
+def loop_moves_parameters_by_hand():
+    def loop(steps, model, optimizer):
+        for _ in steps:
+            with torch.no_grad():
+                for value in model.parameters():
+                    value -= 0.1 * value.grad
+            model.load_state_dict({name: 0.9 * value for name, value in model.state_dict().items()})
+
+    return Parts(perceptron(), cross_entropy, loop=loop)
+
+
+@careless(doors=LOOP)
+def loop_sets_a_seed_every_turn():
+    def loop(steps, model, optimizer):
+        for _ in steps:
+            torch.manual_seed(0)
+            optimizer.step()
+
+    return Parts(perceptron(), cross_entropy, loop=loop)
+
+
+@careless(doors=LOOP)
+def loop_holds_on_to_what_it_was_given():
+    def loop(steps, model, optimizer):
+        kept = []
+        for step in steps:
+            kept.append((step, step.gradients, [value.grad for value in model.parameters()]))
+            optimizer.step()
+
+    return Parts(perceptron(), cross_entropy, loop=loop)
+
+
+@careless(names="examples|rows|length|data", doors=LOOP)
+def data_set_is_shorter_than_the_plan(lot):
+    short = torch.utils.data.TensorDataset(*(rows[:-3] for rows in lot))
+    return Parts(perceptron(), cross_entropy, dataset=short, exact=False)
+
+
+@careless(names="DataLoader|loader|data set", doors=LOOP)
+def loader_instead_of_a_data_set(lot):
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*lot), batch_size=4)
+    return Parts(perceptron(), cross_entropy, dataset=loader, exact=False)
+
+
+@careless(doors=LOOP)
+def collate_keeps_what_it_has_seen():
+    seen = []
+
+    def collate(items):
+        x, y = torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+        seen.append(x.abs().max())
+        return x / torch.stack(seen).max(), y
+
+    return Parts(perceptron(), cross_entropy, options={"collate": collate}, exact=False)
+
+
+@careless(
+    documented="a data set that answers with mixtures of its rows hands over what it wants as an example", doors=LOOP
+)
 def data_set_mixes_its_rows(lot):
     class Mixed(torch.utils.data.Dataset):
         def __len__(self):

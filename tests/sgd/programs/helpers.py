@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 as everybody writes it
 from torch.utils import _pytree as pytree
 
 from terrine import sgd
@@ -51,6 +51,8 @@ class Parts:
     """The same loss as the reference computes it, where the reference cannot run it."""
     warm_up: int = 0
     """How many benign lots come before the hostile example does."""
+    first_loss: Any = None
+    """Another loss, whose lots came before, with the same model."""
     holds: Any = None
     """What the user's own script keeps alive."""
     random: bool = False
@@ -70,7 +72,7 @@ def build(program: Callable[..., Any], *given: Any) -> Parts:
 def seed_all() -> None:
     torch.manual_seed(0)
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 programs of careless people use it
+    np.random.seed(0)
 
 
 # Data: every kind has LOT + 8 benign examples, and a way to make one hostile example.
@@ -235,7 +237,10 @@ def readable(kept: Any) -> list[str]:
 def sums_of_lots(program: Callable[..., Any], lots: list[Any]) -> Trace:
     """The lots one after the other, through `clipped_sum`."""
     parts, trace = build(program, lots[0]), Trace()
+    if parts.first_loss is not None:
+        train_before(parts, lots[1])
     for place, lot in enumerate([*[lots[1]] * parts.warm_up, *lots]):
+        lot = pytree.tree_map(torch.clone, lot)  # programs write into their examples
         seed_all()
         with parts.around():
             clipped = sgd.clipped_sum(parts.model, parts.loss, lot, clip=CLIP, **shared_options(parts))
@@ -245,6 +250,12 @@ def sums_of_lots(program: Callable[..., Any], lots: list[Any]) -> Trace:
     trace.state |= {f"gradient {name}": p.grad for name, p in parts.model.named_parameters()}
     trace.kept = readable(parts.kept or ())
     return trace
+
+
+def train_before(parts: Parts, batch: Any) -> None:
+    """What the user did with the same model earlier in the session."""
+    for _ in range(5):
+        sgd.clipped_sum(parts.model, parts.first_loss, batch, clip=CLIP)
 
 
 def shared_options(parts: Parts) -> dict[str, Any]:
@@ -301,8 +312,12 @@ def steps_of_run(program: Callable[..., Any], batch: Any, *, steps: int = 3) -> 
         rate = 0.0 if parts.loop is None else 0.1  # without a loop of its own a run stays where it is
         parts.optimizer = torch.optim.SGD([p for p in parts.model.parameters() if p.requires_grad], lr=rate)
     trace.moved = any(group["lr"] for group in parts.optimizer.param_groups)
-    plan = sgd.Plan(examples=size, lot=size, steps=steps, clip=CLIP, noise=0.0, delta=1e-5, seed=1 if parts.random else None)
+    plan = sgd.Plan(
+        examples=size, lot=size, steps=steps, clip=CLIP, noise=0.0, delta=1e-5, seed=1 if parts.random else None
+    )
     dataset = parts.dataset or Items(batch)
+    if parts.first_loss is not None:
+        train_before(parts, batch)
     with parts.around():
         given = sgd.private_steps(parts.model, parts.optimizer, dataset, plan, loss=parts.loss, **parts.options)
         (parts.loop or ordinary)(Watched(given, parts, batch, trace), parts.model, parts.optimizer)

