@@ -119,8 +119,8 @@ def test_one_example_moves_the_sum_by_the_bound(name):
     torch.manual_seed(0)
     model = make()
     rest = x[:-1]
-    clipped_sum(model, total, rest, torch.zeros(len(rest)), clip=1.0)  # where two are tried together
-    with_it, without = (clipped_sum(model, total, one, torch.zeros(len(one)), clip=1.0).sums for one in (x, rest))
+    clipped_sum(model, total, (rest, torch.zeros(len(rest))), clip=1.0)  # where two are tried together
+    with_it, without = (clipped_sum(model, total, (one, torch.zeros(len(one))), clip=1.0).sums for one in (x, rest))
     assert float((with_it["weight"] - without["weight"]).norm()) <= 1.0001
 
 
@@ -156,7 +156,7 @@ class Scale(nn.Module):
 
 
 def test_an_output_of_parameters_alone_has_its_gradient():
-    found = clipped_sum(Scale(), lambda o, _: o.square().sum(), torch.randn(5, 2), torch.zeros(5), clip=1e6).sums
+    found = clipped_sum(Scale(), lambda o, _: o.square().sum(), (torch.randn(5, 2), torch.zeros(5)), clip=1e6).sums
     torch.testing.assert_close(found["weight"], 5 * torch.tensor([2.0, 4.0]))
 
 
@@ -174,7 +174,7 @@ def test_a_failure_of_every_example_is_the_models_own():
 
     torch.manual_seed(0)
     x, y, model = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]), Falls()
-    found = clipped_sum(model, functional.cross_entropy, x, y, clip=1e6).sums
+    found = clipped_sum(model, functional.cross_entropy, (x, y), clip=1e6).sums
     wanted = torch.autograd.grad(functional.cross_entropy(model(x), y, reduction="sum"), list(model.parameters()))
     for (name, _), gradient in zip(model.named_parameters(), wanted, strict=True):
         torch.testing.assert_close(found[name], gradient)

@@ -40,7 +40,7 @@ def test_it_is_what_autograd_says(name):
         outputs.append(output.detach().sum() if output.dim() else output)
         return output.square().sum()
 
-    found = clipped_sum(model, loss, x, y, clip=1e9).sums
+    found = clipped_sum(model, loss, (x, y), clip=1e9).sums
     wanted = torch.autograd.grad(model(x).square().sum(), list(model.parameters()), allow_unused=True)
     for (key, parameter), gradient in zip(model.named_parameters(), wanted, strict=True):
         torch.testing.assert_close(found[key], torch.zeros_like(parameter) if gradient is None else gradient)
@@ -51,7 +51,7 @@ def test_tables_that_shorten_the_rows_they_read_are_refused(table):
     model = Called(lambda w, b, x: table(x, w, max_norm=0.1))
     tokens = torch.tensor([[0, 1], [2, 3]])
     with pytest.raises(InvalidArgument, match="max_norm"):
-        clipped_sum(model, lambda o, _: o.square().sum(), tokens, torch.zeros(2), clip=1.0)
+        clipped_sum(model, lambda o, _: o.square().sum(), (tokens, torch.zeros(2)), clip=1.0)
 
 
 class Forces(nn.Module):

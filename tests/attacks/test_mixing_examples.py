@@ -234,8 +234,8 @@ def test_clipped_sum_never_divides_by_labels(criterion):
     x, y = data()
     torch.manual_seed(0)
     model = net()
-    clipped_sum(model, criterion, x[:8], y[:8], clip=C)  # a lot without the rare class
-    with_it, without = (clipped_sum(model, criterion, x[:n], y[:n], clip=C) for n in (9, 8))
+    clipped_sum(model, criterion, (x[:8], y[:8]), clip=C)  # a lot without the rare class
+    with_it, without = (clipped_sum(model, criterion, (x[:n], y[:n]), clip=C) for n in (9, 8))
     moved = sum((with_it.sums[name] - without.sums[name]).square().sum() for name in with_it.sums)
     assert float(moved) <= (C * 1.0001) ** 2
 
@@ -248,11 +248,11 @@ def test_a_model_that_centres_is_refused_or_sees_one_example(first):
     model.on = first
     if first:
         with pytest.raises(TerrineError, match="mixes examples"):
-            clipped_sum(model, functional.cross_entropy, x, y, clip=C)
+            clipped_sum(model, functional.cross_entropy, (x, y), clip=C)
         return
-    clipped_sum(model, functional.cross_entropy, x, y, clip=C)
+    clipped_sum(model, functional.cross_entropy, (x, y), clip=C)
     model.on = True
-    with_it, without = (clipped_sum(model, functional.cross_entropy, x[:n], y[:n], clip=C) for n in (9, 8))
+    with_it, without = (clipped_sum(model, functional.cross_entropy, (x[:n], y[:n]), clip=C) for n in (9, 8))
     moved = sum((with_it.sums[name] - without.sums[name]).square().sum() for name in with_it.sums)
     assert float(moved) <= (C * 1.0001) ** 2
 
@@ -300,7 +300,7 @@ def test_a_row_that_is_not_finite_erases_nobody(given, bad):
     def criterion(out: Tensor, y: Tensor) -> Tensor:
         return 100 * functional.cross_entropy(out, y)
 
-    with_it, without = (clipped_sum(model, criterion, *some, clip=C) for some in ((x, y), (x[rest], y[rest])))
+    with_it, without = (clipped_sum(model, criterion, some, clip=C) for some in ((x, y), (x[rest], y[rest])))
     moved = sum((with_it.sums[name] - without.sums[name]).square().sum() for name in with_it.sums)
     assert float(moved) <= (C * 1.0001) ** 2
     by_loop = moves(lambda: Vector(*given), lambda m, x, y, s: criterion(m(x), y), x, y, 4)
@@ -359,6 +359,6 @@ def test_complex_parameters_are_refused():
     model = nn.Linear(4, 3, dtype=torch.complex64)
     x, y = data()
     with pytest.raises(TerrineError, match="complex"):
-        clipped_sum(model, lambda o, y: functional.cross_entropy(o.abs(), y), x.to(torch.complex64), y, clip=C)
+        clipped_sum(model, lambda o, y: functional.cross_entropy(o.abs(), y), (x.to(torch.complex64), y), clip=C)
     with pytest.raises(TerrineError, match="complex"):
         sgd.validate(model)

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from terrine import sgd
 from terrine.errors import InvalidArgument
-from terrine.sgd.optimizers import Average
 from terrine.sgd.checkpoint import Checkpoint
+from terrine.sgd.optimizers import Average
 from terrine.sgd.validation import Budgeted, PublicValidation
 
 PLAN = {"examples": 40, "lot": 20, "steps": 6, "clip": 1.0, "noise": 1.0, "delta": 1e-5}

@@ -1,12 +1,16 @@
-"""Runs federations that are killed at a moment and gone on with; prints what came of each as one line of JSON.
+"""Federations that are killed at random calls and gone on with; prints what each opened and paid, a line of JSON each.
 
-Every run is a process of its own, forked after the imports.
+    python killed_federation.py FOLDER KIND KILLS
+
+Every attempt is a process of its own, forked after the imports, and killed by SIGKILL at a random call, or return, of
+the modules around a release. What is opened and charged is written to a log as it happens, whoever is killed when.
 """
 
 import functools
 import hashlib
 import json
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -16,82 +20,93 @@ from torch import nn
 
 from terrine import federated, sgd
 from terrine.events import Neighbours
-from terrine.federated.checkpoint import FederationCheckpoint
+from terrine.federated import learning
 
-ROUNDS = 5
-MOMENTS = ((0, "charged"), (1, "noted"), (2, "opened"), (3, "saved"))
+ROUNDS = 6
+NEAR = ("federated/learning.py", "federated/adding.py", "sgd/checkpoint.py", "sgd/correlated.py", "common/keys.py",
+        "common/release_count.py", "terrine/files.py")  # fmt: skip
 
 
 class Account:
-    """Counts its charges in a file, as a ledger would."""
+    """Notes its charges, as a ledger would."""
 
     name = "clients"
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, log):
+        self.log = log
 
     def charge(self, event, *, purpose, by):
-        with self.path.open("a") as file:
-            file.write("charge\n")
+        note(self.log, "charged")
+
+
+def note(log, *words):
+    line = json.dumps(words).encode() + b"\n"
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, line)
+    os.close(file)
 
 
 @functools.cache
 def plan(kind):
-    asked = {"clients": 12, "per_round": 4, "rounds": ROUNDS, "clip": 1.0, "noise": 1.0, "delta": 1e-2, "seed": 5}
+    asked = {"clients": 12, "per_round": 3, "rounds": ROUNDS, "clip": 1.0, "noise": 1.0, "delta": 1e-2}
     match kind:
-        case "shares":
+        case "by round":
             return federated.Plan(**asked, sums=federated.Skellam(survivors=2))
         case "adaptive":
             return federated.Plan(**asked | {"clip": federated.AdaptiveClipping(initial=0.1)})
         case "cyclic":
             return federated.Plan(**asked, correlated=sgd.Banded(3))
-        case "fixed":
+        case "in order":
             order = sgd.FixedOrder(Neighbours.ZERO_OUT)
             return federated.Plan(**asked, sampling=order, correlated=sgd.Banded(3, momentum=0.5))
         case _:
             return federated.Plan(**asked, sampling=federated.MinimumSeparation(3), correlated=sgd.Banded(3))
 
 
-def federation(kind, path, account=None):
+def federation(kind, path=None, account=None):
     torch.manual_seed(0)
     rows = [(torch.randn(6, 3), torch.arange(6) % 2) for _ in range(12)]
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 2))
-    local = federated.Local(lambda ps: torch.optim.SGD(ps, lr=0.3, momentum=0.9), epochs=2, batch=2)
+    local = federated.Local(lambda ps: torch.optim.SGD(ps, lr=0.3, momentum=0.9), batch=3)
     return federated.Federation(
-        model, plan(kind), rows, local=local, server=federated.FedAvg(momentum=0.5), account=account, dropping=0.1,
-        full=False, by_round=kind == "shares", checkpoint=path,
+        model, plan(kind), rows, local=local, server=federated.FedAvg(momentum=0.5), account=account, full=False,
+        by_round=kind == "by round", checkpoint=path,
     )  # fmt: skip
 
 
-def killing(found, at, moment):
-    """Die in round `at`: when it was charged, its sum noted, its sum opened, or its end saved."""
+def watch(found, log):
+    """Note every sum that is opened: its round, its noise (or all of it), and who took part."""
+    opening = found._sum
 
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
+    def noting(number, drawn, updates, gone, rng):
+        exact = learning.exact_sum(found.plan, updates, found._dimension)
+        opened = opening(number, drawn, updates, gone, rng)
+        noise = opened.value if found.plan.by_round else opened.value - exact
+        note(log, "opened", number, hashlib.sha256(noise.round(9).tobytes()).hexdigest(), list(drawn.contributing))
+        return opened
 
-    def dying(method):
-        def called(*arguments, **named):
-            method(*arguments, **named)
-            if found._begun == at + (moment != "charged"):
-                die()
-
-        return called
-
-    match moment:
-        case "charged":
-            found._pay = dying(found._pay)
-        case "noted":
-            FederationCheckpoint.before_release = dying(FederationCheckpoint.before_release)
-        case "opened":
-            found._step = dying(found._step)
-        case _:
-            FederationCheckpoint.save = dying(FederationCheckpoint.save)
-    found.fit()
+    found._sum = noting
 
 
-def told(found):
-    weights = b"".join(one.detach().numpy().tobytes() for one in found.model.parameters())
-    return {"weights": hashlib.sha256(weights).hexdigest(), "history": vars(found.history)}
+def attempt(kind, path, kill_at):
+    """Go on with the run at `path`, and die at the call of that number; return how many there were."""
+    calls, log = 0, path.with_suffix(".log")
+
+    def count_calls(frame, _event, _argument):
+        nonlocal calls
+        if frame.f_code.co_filename.endswith(NEAR):
+            calls += 1
+            if calls == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count_calls)
+    try:
+        found = federation(kind, path, Account(log))
+        watch(found, log)
+        history = found.fit()
+    finally:
+        sys.setprofile(None)
+    return {"calls": calls, "history": vars(history)}
 
 
 def forked(work):
@@ -117,31 +132,19 @@ def forked(work):
 
 def main():
     torch.set_num_threads(1)
-    federation(sys.argv[2], None).round()  # so that no process imports and prices it again
-    folder, kind = Path(sys.argv[1]), sys.argv[2]
-    whole = forked(lambda: _whole(kind, folder))
-    print(json.dumps({"moment": "never", **whole}), flush=True)
-    for at, moment in MOMENTS:
-        path, account = folder / moment, Account(folder / f"{moment}.charges")
-        killed = forked(lambda p=path, a=account, w=(at, moment): killing(federation(kind, p, a), *w))
-        assert killed is None, moment
-        found = forked(lambda p=path, a=account: _on(kind, p, a))
-        charges = len(account.path.read_text().splitlines())
-        secrets = [one for one in (".key", ".steps") if path.with_name(path.name + one).exists()]
-        print(json.dumps({"moment": moment, "charges": charges, "secrets": secrets, **found}), flush=True)
-
-
-def _whole(kind, folder):
-    found = federation(kind, folder / "whole")
-    found.fit()
-    return told(found)
-
-
-def _on(kind, path, account):
-    found = federation(kind, path, account)
-    begun = found.history.rounds
-    found.fit()
-    return told(found) | {"begun": begun}
+    folder, kind, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    federation(kind).round()  # so that no process imports and prices it again
+    calls = forked(lambda: attempt(kind, folder / "whole", None))["calls"]
+    chance, run = random.Random(kind), 0
+    while kills:
+        path, killed, done = folder / f"run {run}", 0, None
+        while done is None:
+            kill_at = chance.randint(1, calls) if kills else None
+            done = forked(lambda p=path, k=kill_at: attempt(kind, p, k))
+            killed, kills = killed + (done is None), kills - (done is None)
+        log = [json.loads(line) for line in path.with_suffix(".log").read_text().splitlines()]
+        print(json.dumps({"killed": killed, "log": log, "history": done["history"]}), flush=True)
+        run += 1
 
 
 if __name__ == "__main__":

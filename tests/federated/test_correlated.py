@@ -1,6 +1,7 @@
 """Correlated noise for clients: the event is the theorem's, turns are as far apart as it wants, and noise cancels."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -162,18 +163,20 @@ def test_the_noise_is_c_inverse_z(sampling):
     assert sums < 0.6 * math.sqrt(60)  # and most of it is taken back
 
 
-def test_it_learns_and_goes_on(tmp_path):
-    found = plan(3, sampling=federated.MinimumSeparation(3), seed=2, noise=0.4)
-    whole = federation(found, present=lambda round_: range(round_ % 3, 40, 2))
-    whole.fit()
-    for _ in range(2):  # begun, and gone on with by another process
-        part = federation(found, present=lambda round_: range(round_ % 3, 40, 2), checkpoint=tmp_path / "run")
-        for _ in range(12 if part.history.rounds == 0 else 13):
-            part.round()
-    assert (whole.model.weight == part.model.weight).all()
-    federation(found, checkpoint=tmp_path / "other").round()
-    with pytest.raises(InvalidArgument, match="presence"):
-        federation(found, present=lambda _: [1], checkpoint=tmp_path / "other")
+def test_turns_stay_apart_through_a_crash(tmp_path, monkeypatch):
+    found = plan(3, sampling=federated.MinimumSeparation(3), noise=0.4)
+    asked = {"present": lambda round_: range(round_ % 3, 40, 2), "checkpoint": tmp_path / "run"}
+    killed = federation(found, **asked)
+    for _ in range(11):
+        killed.round()
+    monkeypatch.setattr(killed, "_step", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        killed.round()
+    again = federation(found, **asked)
+    assert (again.fit().rounds, again.history.lost) == (25, 1)
+    turns = again._progress.turns.values()
+    assert sum(map(len, turns)) == 25 * 4
+    assert all(later - earlier >= 3 for rounds in turns for earlier, later in pairwise(rounds))
 
 
 def test_rounds_have_no_price_of_their_own():

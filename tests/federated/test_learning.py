@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from terrine import federated, sgd
 from terrine.cli.app import app
 from terrine.errors import BudgetExceeded, InvalidArgument
+from terrine.events import Reproducible
 from terrine.federated import comparison
 from terrine.federated.simulation import SimulationSettings, cut, simulate
 from tests.federated.conftest import small_plan
@@ -119,6 +120,27 @@ def test_local_steps_may_be_private_by_themselves():
     found.fit()
     assert found.example_event.event == inside.event
     assert found.plan.event.unit is not inside.event.unit
+    seeded = federation(small_plan(rounds=1, seed=1), local=local)
+    assert seeded.example_event == Reproducible(found.example_event)  # whoever knows the seed knows all noise
+
+
+def test_a_loss_is_of_output_and_target_inside_the_clients_too():
+    inside = sgd.Plan(examples=8, lot=8, steps=2, clip=1e3, noise=1e-9, delta=1e-3, sampling=sgd.FixedOrder())
+    seen = []
+    for loss in (
+        nn.CrossEntropyLoss(),
+        nn.functional.cross_entropy,
+        lambda output, y: -output.log_softmax(1)[range(len(y)), y].mean(),
+    ):
+        model = nn.Linear(3, 2)
+        nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+        federated.Local(loss=loss, private=inside).train(model, blobs()[0], secret=bytes(32))
+        seen.append(model.weight.detach())
+    plain = nn.Linear(3, 2)
+    nn.init.zeros_(plain.weight), nn.init.zeros_(plain.bias)
+    federated.Local(epochs=2).train(plain, blobs()[0])
+    for weight in seen:
+        assert torch.allclose(weight, plain.weight, atol=1e-5)
 
 
 def test_a_silent_client_contributes_nothing():

@@ -1,14 +1,23 @@
-"""A run of PrivateTrainer in a process of its own: to its end, up to a kill, or on from there."""
+"""A run of PrivateTrainer in a process of its own: up to a kill, or on from there, printing its steps."""
 
 import os
 import sys
-from pathlib import Path
 
 import torch
 import transformers
 
 from terrine import sgd
 from terrine.integrations.huggingface import PrivateTrainer
+
+
+class Steps(transformers.TrainerCallback):
+    """Which steps were taken."""
+
+    def __init__(self):
+        self.taken = []
+
+    def on_step_end(self, args, state, control, **_):
+        self.taken.append(state.global_step)
 
 
 class Kill(transformers.TrainerCallback):
@@ -19,7 +28,7 @@ class Kill(transformers.TrainerCallback):
             os._exit(9)
 
 
-def main(folder, how="whole"):
+def main(folder, how):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -31,10 +40,11 @@ def main(folder, how="whole"):
     args = transformers.TrainingArguments(
         output_dir=folder, use_cpu=True, report_to=[], disable_tqdm=True, save_steps=4, learning_rate=0.05
     )  # fmt: skip
-    callbacks = [Kill()] if how == "kill" else []
+    steps = Steps()
+    callbacks = [Kill()] if how == "kill" else [steps]
     trainer = PrivateTrainer(model, args, train_dataset=texts, plan=plan, callbacks=callbacks)
     trainer.train(resume_from_checkpoint=how == "resume")
-    torch.save(model.state_dict(), Path(folder) / "model.pt")
+    print("steps", *steps.taken)
 
 
 if __name__ == "__main__":

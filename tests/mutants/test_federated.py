@@ -8,12 +8,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from terrine import accounting, federated
 from terrine.audit import lower_bound
 from terrine.errors import InvalidArgument
 from terrine.events import Gaussian, Unit
 from terrine.federated import drawing, secure
+from terrine.federated.learning import Federation
 from terrine.federated.quantise import Quantiser
 from terrine.federated.secure import keys
 from terrine.mechanisms.poisson_noise import skellam
@@ -174,3 +176,39 @@ def test_the_number_of_shares_would_tell_who_was_drawn():
     assert found.epsilon > 3
     drawn = [len(drawing.draw(plan(clients=20, per_round=8), SYSTEM).giving) for _ in range(50)]
     assert set(drawn) == {8}
+
+
+class CountsLate(Federation):
+    """A round is counted when it is saved, as any training loop does it: after its sum was opened."""
+
+    def _count(self, number):
+        pass
+
+    def _save(self, seen):
+        if seen > self._kept.count.number:
+            self._kept.count.advance(seen)
+        super()._save(seen)
+
+
+@pytest.mark.parametrize(("kind", "opened"), [(CountsLate, [0, 0, 1]), (Federation, [0, 1, 2])])
+def test_a_round_that_is_counted_after_its_sum_is_opened_twice(tmp_path, monkeypatch, kind, opened):
+    rows, numbers = [(torch.ones(2, 3), torch.tensor([0, 1]))] * 8, []
+    whole = federated.Plan(clients=8, per_round=8, rounds=3, clip=1.0, noise=2.0, delta=1e-3)
+    adding, stepping = Federation._sum, Federation._step
+
+    def add_and_note(self, number, *others):
+        numbers.append(number)
+        return adding(self, number, *others)
+
+    def fail_once(self, mean):
+        monkeypatch.setattr(Federation, "_step", stepping)
+        raise OSError("no room")
+
+    monkeypatch.setattr(Federation, "_sum", add_and_note)
+    monkeypatch.setattr(Federation, "_step", fail_once)
+    with pytest.raises(OSError, match="no room"):
+        kind(torch.nn.Linear(3, 2), whole, rows, checkpoint=tmp_path / "run").fit()
+    again = kind(torch.nn.Linear(3, 2), whole, rows, checkpoint=tmp_path / "run")
+    while len(numbers) < 3:
+        again.round()
+    assert numbers == opened

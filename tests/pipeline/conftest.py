@@ -43,16 +43,16 @@ def dying_at(monkeypatch):
 
     @contextmanager
     def interrupted(at):
-        steps, original = [], sgd.Trainer._step
+        steps, add_up = [], sgd.PrivateSteps._add_up
 
-        def dying(self, lots, batch):
+        def add_up_or_die(self):
             steps.append(1)
             if len(steps) == at:
                 raise KeyboardInterrupt
-            original(self, lots, batch)
+            add_up(self)
 
         with monkeypatch.context() as patched:
-            patched.setattr(sgd.Trainer, "_step", dying)
+            patched.setattr(sgd.PrivateSteps, "_add_up", add_up_or_die)
             with pytest.raises(BaseException):  # noqa: B017, PT011
                 yield
 

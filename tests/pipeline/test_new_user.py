@@ -109,7 +109,9 @@ def test_ctrl_c_says_what_is_kept_what_was_charged_and_how_to_go_on(
             raise
     assert codes == [130]
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("terrine: interrupted: run keeps the run up to its last checkpoint, at most 10 steps back; ")
+    assert said.startswith(
+        "terrine: interrupted: run keeps the model as it was last saved, and counts the steps since as spent; "
+    )
     assert "the whole run was charged to 'patients', once: going on charges nothing more" in said
     assert said.endswith("the same terrine train command goes on from there")
 
@@ -158,6 +160,6 @@ def test_a_real_ctrl_c_leaves_with_130_and_the_same_command_goes_on(tmp_path):
     begun.send_signal(signal.SIGINT)
     _, said = begun.communicate(timeout=300)
     assert begun.returncode == 130, said
-    assert "interrupted: run keeps the run up to its last checkpoint" in said.splitlines()[-1]
+    assert "interrupted: run keeps the model as it was last saved" in said.splitlines()[-1]
     assert subprocess.run([*command, *words, "--out", "run"], cwd=tmp_path).returncode == 0
     assert Path(tmp_path / "run" / "manifest.json").exists()

@@ -1,4 +1,4 @@
-"""What the DP-SGD tests share: small data, small models, and the slow obvious clipped sum."""
+"""What the DP-SGD tests share: small data and small models."""
 
 import sys
 from pathlib import Path
@@ -43,16 +43,3 @@ def linear():
         model.weight.copy_(torch.randn(3, 4, generator=generator))
         model.bias.zero_()
     return model
-
-
-def oracle(model, criterion, x, y, clip):
-    """The sum of clipped gradients, one example after the other."""
-    total = {name: torch.zeros_like(one) for name, one in model.named_parameters() if one.requires_grad}
-    for index in range(len(x)):
-        loss = criterion(model(x[index : index + 1]), y[index : index + 1]).sum()
-        gradients = torch.autograd.grad(loss, [dict(model.named_parameters())[name] for name in total])
-        norm = torch.sqrt(sum((one**2).sum() for one in gradients))
-        factor = min(1.0, clip / float(norm)) if norm > 0 else 1.0
-        for name, gradient in zip(total, gradients, strict=True):
-            total[name] += factor * gradient
-    return total

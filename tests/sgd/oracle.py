@@ -6,24 +6,19 @@ import copy
 import math
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
-from terrine import sgd
 
-
-def loop(model, criterion, x, y, clip):
-    """Clipped sum and norms by a per-example loop."""
+def loop(model, loss, batch, clip):
+    """Clipped sum and norms by a per-example loop; `loss` is a function of (model, batch), or a criterion."""
     model = copy.deepcopy(model)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
     norms = []
-    for i in range(len(pytree.tree_leaves(y)[0])):
-        alone = pytree.tree_map(lambda t, i=i: t[i : i + 1], x)
-        output = (
-            model(*alone) if isinstance(alone, tuple) else model(**alone) if isinstance(alone, dict) else model(alone)
-        )
-        loss = criterion(output, pytree.tree_map(lambda t, i=i: t[i : i + 1], y)).sum()
-        grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    for i in range(len(pytree.tree_leaves(batch)[0])):
+        example = pytree.tree_map(lambda t, i=i: t[i : i + 1], batch)
+        grads = torch.autograd.grad(value(loss, model, example), list(parameters.values()), allow_unused=True)
         grads = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters.values(), grads, strict=True)]
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads))
         norms.append(norm)
@@ -33,22 +28,13 @@ def loop(model, criterion, x, y, clip):
     return sums, torch.tensor(norms, dtype=torch.float64)
 
 
-def recorded(model, loss, x, y, clip, turns=1, **settings):
-    """Clipped sum and norms by an ordinary loop, all examples in one lot; `loss(model, x, y)` goes backward."""
-    given = x if isinstance(x, tuple) else (x,)
-    plan = sgd.Plan(examples=len(y), lot=len(y), steps=turns, clip=clip, noise=0.0, delta=1e-5)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
-    model, optimizer, lots = sgd.make_private(model, optimizer, (*given, y), plan, **settings)
-    found = None
-    try:
-        for *inputs, target in lots:
-            loss(model, inputs[0] if len(inputs) == 1 else tuple(inputs), target).backward()
-            found = lots.run._lot.clipped()
-            found = found._replace(sums={name: one.clone() for name, one in found.sums.items()})
-            optimizer.step()
-    finally:
-        lots.close()
-    return found
+def value(loss, model, example):
+    """The loss of a batch of one."""
+    if not isinstance(loss, nn.Module) and not loss.__module__.startswith("torch.nn"):
+        return loss(model, example).sum()
+    x, y = example
+    output = model(*x) if isinstance(x, tuple) else model(**x) if isinstance(x, dict) else model(x)
+    return loss(output, y).sum()
 
 
 def assert_same(clipped, expected, tolerance=1e-9):

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from terrine.sgd.lots import RowReader
 from torch import nn
 from torch.utils.data import Dataset
 
 from terrine import sgd
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.lots import RowReader
 
 from .processes import PROCESSES
 

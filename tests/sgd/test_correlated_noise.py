@@ -11,12 +11,12 @@ from scipy.stats import norm
 from torch import nn
 
 from terrine import sgd
-from terrine.audit.canaries import Canaries
 from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument, OutOfOrder
-from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.correlated import CorrelatedNoise
 from terrine.sgd.optimizers import CorrectedAdam
+
+from .helpers import Notes, each_turn
 
 SHARED = {"examples": 12, "lot": 3, "clip": 0.5, "noise": 1.0, "delta": 1e-5, "steps": 12, "seed": 4}
 
@@ -36,22 +36,17 @@ def data():
     return 4 * torch.randn(12, 4, generator=generator), torch.randint(0, 3, (12,), generator=generator)
 
 
-def released(settings, *, rate=0.1, leave_out=(), stop=None, make=torch.optim.SGD, **options):
-    """The gradients of every step that was taken, by step, and the model."""
+def released(settings, *, rate=0.1, stop=None, make=torch.optim.SGD, **options):
+    """The gradients of every step that was released, by step, and the model."""
     trained, found = model(), {}
-    trained, optimizer, lots = sgd.make_private(
-        trained, make(trained.parameters(), lr=rate), data(), settings, **options
-    )
-    for x, y in lots:
-        step = lots.run.step.taken
-        if step == stop:
-            break
-        if step in leave_out:
-            continue
-        optimizer.zero_grad()
-        nn.CrossEntropyLoss()(trained(x), y).backward()
+    optimizer = make(trained.parameters(), lr=rate)
+    steps = sgd.private_steps(trained, optimizer, data(), settings, loss=nn.CrossEntropyLoss(), **options)
+    for step in steps:
+        found[step.number - 1] = torch.cat([one.flatten() for one in step.gradients])
         optimizer.step()
-        found[step] = torch.cat([one.grad.flatten() for one in trained.parameters()])
+        if step.number == stop:
+            steps.close()
+            break
     return found, trained
 
 
@@ -174,38 +169,13 @@ def test_a_run_releases_clipped_sums_plus_the_plan_s_noise(sampling):
         assert torch.allclose(noisy[step] - quiet[step], made, atol=2e-3)
 
 
-def test_a_lot_that_is_used_up_without_a_step_uses_up_its_noise():
-    whole, _ = released(plan(), rate=0.0)
-    parts, _ = released(plan(), rate=0.0, leave_out=(2, 3, 7))
-    assert sorted(parts) == [0, 1, 4, 5, 6, 8, 9, 10, 11]
-    assert all(torch.equal(parts[step], whole[step]) for step in parts)
-
-
-@pytest.mark.parametrize("sampling", [sgd.Poisson(), sgd.Shuffled()])
-@pytest.mark.parametrize("stop", [1, 5, 8, 11])
-def test_a_run_that_goes_on_is_bit_identical(tmp_path, stop, sampling):
-    settings = plan(sampling=sampling)
-    whole, trained = released(settings)
-    released(settings, stop=stop, checkpoint=Checkpoint(tmp_path / "run.pt", every=2))
-    rest, resumed = released(settings, checkpoint=Checkpoint(tmp_path / "run.pt", every=2))
-    assert min(rest) == stop - stop % 2
-    assert all(torch.equal(rest[step], whole[step]) for step in rest)
-    for one, other in zip(trained.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_other_coefficients_are_another_run(tmp_path):
-    released(plan(), stop=4, checkpoint=Checkpoint(tmp_path / "run.pt", every=2))
-    with pytest.raises(InvalidArgument, match="another plan"):
-        released(plan(correlated=sgd.Banded.inverse_root(4)), checkpoint=Checkpoint(tmp_path / "run.pt", every=2))
-
-
 def test_the_memory_is_said_before_training_starts(caplog):
     trained, size = model(), sum(one.numel() for one in model().parameters())
     with caplog.at_level(logging.WARNING, logger="terrine.sgd"):
-        _, _, lots = sgd.make_private(trained, torch.optim.SGD(trained.parameters(), lr=0.1), data(), plan())
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        steps = sgd.private_steps(trained, optimizer, data(), plan(), loss=nn.CrossEntropyLoss())
     assert f"keeps 3 vectors of {size} numbers" in caplog.text
-    assert lots.run.step.taken == 0
+    assert steps.number == 0
     caplog.clear()
     released(plan(1))
     assert "vectors" not in caplog.text
@@ -217,30 +187,85 @@ def test_a_plan_without_noise_keeps_none():
     assert all(torch.equal(quiet[step], plain[step]) for step in plain)
 
 
-def test_canaries_want_independent_noise():
-    """Their scores are made for it."""
-    trained = model()
-    _, _, lots = sgd.make_private(trained, torch.optim.SGD(trained.parameters(), lr=0.1), data(), plan())
-    with pytest.raises(InvalidArgument, match="CyclicPoisson lots"):
-        Canaries.insert(lots, count=2, seed=1)
+def variances(settings, steps):
+    """Of each step's noise, on the average gradient: rows of the inverse, from the block's own beginning."""
+    inverse = np.linalg.inv(matrix(settings.correlated, steps))
+    return (inverse**2).sum(axis=1) * (settings.deviation_at(0, 0.5) / 3) ** 2
 
 
 def test_corrected_adam_takes_out_the_variance_of_correlated_noise():
     steps, settings = 12, plan(seed=5)
-    inverse = np.linalg.inv(matrix(settings.correlated, steps))
-    variances = (inverse**2).sum(axis=1) * (settings.deviation_at(0, 0.5) / 3) ** 2
-    assert variances[-1] > 1.05 * variances[0]
+    expected = variances(settings, steps)
+    assert expected[-1] > 1.05 * expected[0]
     trained = model()
     optimizer = CorrectedAdam(trained.parameters(), lr=0.01)
-    trained, optimizer, lots = sgd.make_private(trained, optimizer, data(), settings)
-    for step, (x, y) in enumerate(lots):
-        optimizer.zero_grad()
-        nn.CrossEntropyLoss()(trained(x), y).backward()
-        optimizer.step()
-        assert optimizer.param_groups[0]["noise_variance"] == pytest.approx(variances[step])
+    for turn in each_turn(trained, data(), settings, optimizer=optimizer):
+        step = turn.step.number - 1
+        assert optimizer.param_groups[0]["noise_variance"] == pytest.approx(expected[step])
         weights = 0.999 ** np.arange(step, -1, -1)
         taken = optimizer.state[trained[0].weight]["noise"] / (1 - 0.999 ** (step + 1))
-        assert taken == pytest.approx(weights @ variances[: step + 1] / weights.sum())
+        assert taken == pytest.approx(weights @ expected[: step + 1] / weights.sum())
+
+
+# --- a run that was broken off: a new block, whose noise owes nothing to what was released before -----------------
+
+
+@pytest.mark.parametrize("sampling", [sgd.Poisson(), sgd.Shuffled()])
+@pytest.mark.parametrize("stop", [1, 5, 11])
+def test_a_run_that_goes_on_begins_a_block_of_its_own(tmp_path, stop, sampling):
+    """What is released is C_0^-1 z before the break and C_1^-1 z after it, both from their own first step on."""
+    settings, kept = plan(sampling=sampling), tmp_path / "run.pt"
+    first, _ = released(settings, rate=0.0, stop=stop, checkpoint=kept)
+    rest, _ = released(settings, rate=0.0, checkpoint=kept)
+    assert sorted({**first, **rest}) == list(range(12))
+    quiet, _ = released(plan(sampling=sampling, noise=1e-6), rate=0.0)
+    size = sum(one.numel() for one in model().parameters())
+    whole, block = (
+        CorrelatedNoise(settings.correlated, Key.seeded(4), [torch.zeros(size)], first=k) for k in (0, stop)
+    )
+    for step in range(12):
+        noise = whole.at(step)[0] if step < stop else block.at(step)[0]
+        released_there = (first if step < stop else rest)[step]
+        assert torch.allclose(released_there - quiet[step], settings.deviation_at(step, 0.5) / 3 * noise, atol=2e-3)
+
+
+def test_turns_of_an_example_stay_apart_over_a_break(tmp_path):
+    """Without a seed: noise is fresh, groups and order are those of the run."""
+    settings = plan(seed=None, sampling=sgd.Shuffled())
+    secrets = []
+    for stop in (3, None):
+        trained = model()
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        steps = sgd.private_steps(
+            trained, optimizer, data(), settings, loss=nn.CrossEntropyLoss(), checkpoint=tmp_path / "run.pt"
+        )
+        secrets.append((steps._lots.secret, steps.release.key.secret))
+        for step in steps:
+            optimizer.step()
+            if step.number == stop:
+                steps.close()
+                break
+    (lots, noise), (same, other) = secrets
+    assert lots == same
+    assert noise != other
+
+
+def test_corrected_adam_counts_from_the_new_block(tmp_path):
+    settings, kept = plan(), tmp_path / "run.pt"
+    released(settings, stop=7, checkpoint=kept, make=CorrectedAdam)
+    trained = model()
+    optimizer = CorrectedAdam(trained.parameters(), lr=0.1)
+    expected = variances(settings, 12)
+    for turn in each_turn(trained, data(), settings, optimizer=optimizer, checkpoint=kept):
+        assert optimizer.param_groups[0]["noise_variance"] == pytest.approx(expected[turn.step.number - 8])
+
+
+def test_other_coefficients_are_another_run(tmp_path):
+    account, kept = Notes(), tmp_path / "run.pt"
+    released(plan(), stop=4, checkpoint=kept, account=account)
+    with pytest.raises(InvalidArgument, match="another plan"):
+        released(plan(correlated=sgd.Banded.inverse_root(4)), checkpoint=kept, account=account)
+    assert len(account.charges) == 1
 
 
 def test_a_trainer_learns_with_a_fixed_order(digits):

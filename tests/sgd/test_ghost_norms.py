@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import assert_same, loop
 from torch import nn
 
 from terrine.sgd import clipped_sum
 from terrine.sgd.clipping import contribution, convolved
 from terrine.sgd.clipping.ghost import ghost_squares
+
+from .helpers import Criterion
+from .oracle import assert_same, loop
 
 
 @pytest.mark.parametrize("scale", [300.0, 1.0, 1e-3, 1e-5, 0.0])
@@ -47,14 +49,15 @@ def test_inputs_far_from_zero_whose_gradients_cancel(made, turned, shape, offset
     x = x.transpose(1, 2).contiguous().transpose(1, 2) if turned else x
     axes = 1 if turned or len(shape) == 2 else (2, 3)
 
+    @Criterion
     def criterion(out, y):
         out = out - out.mean(axes, keepdim=True)
         weights = torch.linspace(-1, 1, out[0].numel(), dtype=torch.float64).square().to(out.dtype).view(out.shape[1:])
         return 0.1 * (out * weights * (1 + y).view(-1, *[1] * len(shape))).flatten(1).sum(1)
 
     y = torch.linspace(0, 1, 16, dtype=dtype)
-    found = clipped_sum(model, criterion, x, y, clip=1.0).norms.double()
-    _, wanted = loop(model.double(), criterion, x.double(), y.double(), 1.0)
+    found = clipped_sum(model, criterion, (x, y), clip=1.0).norms.double()
+    _, wanted = loop(model.double(), criterion, (x.double(), y.double()), 1.0)
     assert (found >= wanted * 0.996).all()
     assert (found <= wanted * (1.05 if dtype is torch.float32 else 1.0001)).all()
 
@@ -67,9 +70,10 @@ def test_what_is_tiny_times_what_is_huge(shape, outputs, huge):
     scales = (3e-23, 5e17) if huge else (5e17, 3e-23)
     x, y = scales[0] * torch.randn(4, *shape), scales[1] * torch.randn(4, *shape[:-1], outputs)
     model = nn.Linear(shape[-1], outputs, bias=False)
-    found = clipped_sum(model, lambda out, y: (out * y).flatten(1).sum(1), x, y, clip=1e-3)
+    criterion = Criterion(lambda out, y: (out * y).flatten(1).sum(1))
+    found = clipped_sum(model, criterion, (x, y), clip=1e-3)
     bounded = found.norms.double().reciprocal().mul(1e-3).clamp(max=1.0)
-    _, true = loop(model.double(), lambda out, y: (out * y).flatten(1).sum(1), x.double(), y.double(), 1e-3)
+    _, true = loop(model.double(), criterion, (x.double(), y.double()), 1e-3)
     assert (bounded * true <= 1e-3 * 1.001).all()
 
 
@@ -82,7 +86,8 @@ def test_rows_without_numbers_have_no_norm(positions, width, height):
 def test_an_example_without_a_gradient_has_no_norm():
     torch.manual_seed(0)
     model, x, y = nn.Linear(300, 300), torch.randn(4, 6, 300), torch.tensor([0.0, 1.0, 0.0, 1.0])
-    norms = clipped_sum(model, lambda out, y: out.flatten(1).sum(1) * y, x, y, clip=1.0).norms
+    criterion = Criterion(lambda out, y: out.flatten(1).sum(1) * y)
+    norms = clipped_sum(model, criterion, (x, y), clip=1.0).norms
     assert ((norms < 1e-8) == (y == 0)).all()
 
 
@@ -126,13 +131,14 @@ def test_single_precision_is_the_loop_in_double(made, shape, direct, monkeypatch
     torch.manual_seed(0)
     model = made()
 
+    @Criterion
     def criterion(output, y):  # far from its minimum, where its gradient would be a small difference of large numbers
         output = output[0] if isinstance(output, tuple) else output
         return ((output.flatten(1).tanh().mean(1) - y - 2) ** 2).mean()
 
     x, y = torch.randn(6, *shape), torch.linspace(0, 1, 6)
-    clipped = clipped_sum(model, criterion, x, y, clip=0.5)
-    sums, norms = loop(model.double(), criterion, x.double(), y.double(), 0.5)
+    clipped = clipped_sum(model, criterion, (x, y), clip=0.5)
+    sums, norms = loop(model.double(), criterion, (x.double(), y.double()), 0.5)
     model.float()
     torch.testing.assert_close(clipped.norms.double(), norms, rtol=1e-4, atol=1e-6)
     for name, value in sums.items():
@@ -145,4 +151,4 @@ def test_group_norm_behind_a_convolution(affine):
     norm = nn.GroupNorm(2, 6, affine=affine)
     model = nn.Sequential(nn.Conv2d(3, 6, 3), norm, nn.ReLU(), nn.Conv2d(6, 4, 3), nn.GroupNorm(4, 4), nn.Flatten())
     x, y, criterion = torch.randn(5, 3, 7, 8), torch.randint(4, (5,)), nn.CrossEntropyLoss()
-    assert_same(clipped_sum(model, criterion, x, y, clip=0.5), loop(model, criterion, x, y, 0.5), 1e-4)
+    assert_same(clipped_sum(model, criterion, (x, y), clip=0.5), loop(model, criterion, (x, y), 0.5), 1e-4)

@@ -6,11 +6,13 @@ import copy
 
 import pytest
 import torch
-from oracle import assert_same, loop
 from torch import nn
 
 from terrine import sgd
 from terrine.sgd.clipping import alone, clipped_sum
+
+from .helpers import run_loop, whole_lots
+from .oracle import assert_same, loop
 
 N, CHANNELS, SIDE = 24, 16, 12
 
@@ -83,7 +85,7 @@ def test_words_may_be_changed(name, monkeypatch):
     torch.manual_seed(1)
     model, x, y = Words(CHANGES[name]), torch.randint(50, (7, 6)), torch.randint(3, (7,))
     criterion = nn.CrossEntropyLoss(reduction="sum")
-    assert_same(clipped_sum(model, criterion, x, y, clip=0.5), loop(model, criterion, x, y, 0.5), tolerance=1e-5)
+    assert_same(clipped_sum(model, criterion, (x, y), clip=0.5), loop(model, criterion, (x, y), 0.5), tolerance=1e-5)
 
 
 class Doubled(nn.Module):
@@ -103,19 +105,14 @@ def test_what_a_layer_made_may_be_changed(name, first):
     model = nn.Sequential(*before, LAYERS[name](), Doubled(), *head)
     x, y = torch.randn(N, CHANNELS, SIDE, SIDE), torch.randint(5, (N,))
     criterion = nn.CrossEntropyLoss(reduction="sum")
-    found = clipped_sum(model, criterion, x, y, clip=0.5)
-    assert_same(found, loop(copy.deepcopy(model).double(), criterion, x.double(), y, 0.5), tolerance=2e-4)
+    found = clipped_sum(model, criterion, (x, y), clip=0.5)
+    assert_same(found, loop(copy.deepcopy(model).double(), criterion, (x.double(), y), 0.5), tolerance=2e-4)
 
 
 def test_a_mended_residual_network_trains_in_a_loop():
     torch.manual_seed(1)
     block = [nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
     model = sgd.fix(nn.Sequential(*block, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8 * 36, 3)))
-    data = torch.randn(64, 8, 12, 12), torch.randint(3, (64,))
-    plan = sgd.Plan(examples=64, lot=32, steps=3, clip=1.0, noise=1.0, delta=1e-5)
-    model, optimizer, lots = sgd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data, plan)
-    for x, y in lots:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    data = torch.randn(32, 8, 12, 12), torch.randint(3, (32,))
+    run_loop(model, data, whole_lots(32, steps=3, noise=1.0))
     assert all(torch.isfinite(one).all() for one in model.parameters())

@@ -17,7 +17,10 @@ from terrine.errors import InvalidArgument
 from terrine.events import Budget, Gaussian, PoissonSampled, Repeated, Unit, settled_unit
 from terrine.ledger import Ledger
 from terrine.sgd.clipping import clipped_sum
+from terrine.sgd.release import Release
 from terrine.sgd.validation import Budgeted
+
+from .helpers import distance, flatten, make_optimizer, run_loop
 
 ROWS = [2, 1, 3, 1, 4, 2, 3]
 MEAN = nn.CrossEntropyLoss()
@@ -142,40 +145,33 @@ def by_loop(model, x, y, rows, clip):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_the_sum_is_that_of_a_loop_over_people(name, chunk):
+@pytest.mark.parametrize("microbatch", [None, 3])
+def test_the_sum_is_that_of_a_loop_over_people(name, microbatch):
     model, x, y = case(name, ROWS)
     wanted, norms = by_loop(model, x, y, ROWS, 0.3)
-    found = clipped_sum(model, MEAN, x, y, clip=0.3, rows=ROWS, chunk=chunk)
+    found = clipped_sum(model, MEAN, (x, y), clip=0.3, rows=ROWS, microbatch=microbatch)
     assert torch.allclose(found.norms, norms, rtol=1e-9, atol=1e-12)
     for one, other in zip(found.sums.values(), wanted, strict=True):
         assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_an_ordinary_loop_has_the_same_sum(name):
+@pytest.mark.parametrize("name", ["linear", "tied", "asks"])
+def test_a_loop_releases_the_same_sum(name):
     model, x, y = case(name, ROWS)
     ids = np.repeat(np.arange(len(ROWS)), ROWS)
     plan = sgd.Plan(people=len(ROWS), lot=len(ROWS), rows_per_person=4, steps=2, clip=0.3, noise=0.0, delta=1e-5)
     wanted, _ = by_loop(model, x, y, ROWS, 0.3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    model, optimizer, lots = sgd.make_private(model, optimizer, (x, y), plan, person=ids)
-    for inputs, targets in lots:
-        optimizer.zero_grad()
-        MEAN(model(inputs), targets).backward()
-        optimizer.step()
-        for parameter, other in zip(model.parameters(), wanted, strict=True):
-            assert torch.allclose(parameter.grad * len(ROWS), other, rtol=1e-9, atol=1e-12)
+    for turn in run_loop(model, (x, y), plan, person=ids, optimizer=make_optimizer(model, 0.0)):
+        assert torch.allclose(turn.gradient * len(ROWS), flatten(wanted), rtol=1e-9, atol=1e-12)
 
 
 def test_a_person_with_a_thousand_rows_moves_the_sum_by_at_most_the_bound():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     x, y = 50.0 * torch.randn(1005, 4).double(), torch.randint(0, 3, (1005,))
-    few = clipped_sum(model, MEAN, x[:5], y[:5], clip=0.25, rows=[2, 3])
-    many = clipped_sum(model, MEAN, x, y, clip=0.25, rows=[2, 3, 1000])
-    moved = sum((many.sums[name] - few.sums[name]).square().sum() for name in few.sums).sqrt()
-    assert 0.2 < moved <= 0.25 + 1e-12
+    few = clipped_sum(model, MEAN, (x[:5], y[:5]), clip=0.25, rows=[2, 3])
+    many = clipped_sum(model, MEAN, (x, y), clip=0.25, rows=[2, 3, 1000])
+    assert 0.2 < distance(few, many) <= 0.25 + 1e-12
 
 
 def test_no_gradient_of_single_rows_is_made_for_a_large_weight():
@@ -194,7 +190,7 @@ def test_no_gradient_of_single_rows_is_made_for_a_large_weight():
     model = nn.Linear(300, 200)
     x, y = torch.randn(24, 300), torch.randint(0, 200, (24,))
     with Watch():
-        clipped_sum(model, MEAN, x, y, clip=1.0, rows=[4] * 6)
+        clipped_sum(model, MEAN, (x, y), clip=1.0, rows=[4] * 6)
     assert (24, 200, 300) not in seen
     assert (6, 200, 300) not in seen
     assert (6, 4, 300) in seen
@@ -204,8 +200,8 @@ def test_a_row_that_is_not_finite_silences_its_person_alone():
     model, x, y = case("linear", [2, 3])
     broken = x.clone()
     broken[1] = float("nan")
-    found = clipped_sum(model, MEAN, broken, y, clip=0.3, rows=[2, 3])
-    rest = clipped_sum(model, MEAN, x[2:], y[2:], clip=0.3, rows=[3])
+    found = clipped_sum(model, MEAN, (broken, y), clip=0.3, rows=[2, 3])
+    rest = clipped_sum(model, MEAN, (x[2:], y[2:]), clip=0.3, rows=[3])
     assert all(torch.equal(found.sums[name], rest.sums[name]) for name in rest.sums)
 
 
@@ -221,11 +217,7 @@ def test_one_row_each_is_example_level_bit_for_bit(way):
         if way == "trainer":
             sgd.Trainer(model, optimizer, MEAN, plan, progress=False).fit((x, y), person=person)
             return [p.detach() for p in model.parameters()]
-        model, optimizer, lots = sgd.make_private(model, optimizer, (x, y), plan, person=person)
-        for inputs, targets in lots:
-            optimizer.zero_grad()
-            MEAN(model(inputs), targets).backward()
-            optimizer.step()
+        run_loop(model, (x, y), plan, optimizer=optimizer, person=person)
         return [p.detach() for p in model.parameters()]
 
     rows = trained(sgd.Plan(examples=60, **common), None)
@@ -330,11 +322,12 @@ def test_plans_that_mix_rows_and_people_are_refused(fields, said):
         sgd.Plan(lot=5, steps=3, clip=1.0, noise=1.0, delta=1e-5, **fields)
 
 
-def private(plan, person, rows=12, account=None, checkpoint=None):
+def begin(plan, person, rows=12, account=None, **options):
     model = nn.Linear(4, 3)
     data = (torch.zeros(rows, 4), torch.zeros(rows, dtype=torch.long))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return sgd.make_private(model, optimizer, data, plan, account, person=person, checkpoint=checkpoint)
+    return sgd.private_steps(
+        model, make_optimizer(model), data, plan, loss=MEAN, account=account, person=person, **options
+    )
 
 
 def people_plan(**fields):
@@ -345,11 +338,11 @@ def people_plan(**fields):
 def test_ids_and_plan_must_fit():
     rows = sgd.Plan(examples=12, lot=2, steps=3, clip=1.0, noise=1.0, delta=1e-5)
     with pytest.raises(InvalidArgument, match="want person="):
-        private(people_plan(), None)
+        begin(people_plan(), None)
     with pytest.raises(InvalidArgument, match="3 people; want the plan's people=4"):
-        private(people_plan(), np.arange(12) % 3)
+        begin(people_plan(), np.arange(12) % 3)
     with pytest.raises(InvalidArgument, match="with a plan for examples"):
-        private(rows, np.arange(12) % 4)
+        begin(rows, np.arange(12) % 4)
 
 
 def test_a_person_account_takes_plans_for_people_only(tmp_path):
@@ -358,20 +351,12 @@ def test_a_person_account_takes_plans_for_people_only(tmp_path):
         people = book.account("people", budget=Budget(50.0, 1e-3), unit=Unit.PERSON)
         examples = book.account("examples", budget=Budget(50.0, 1e-3))
         with pytest.raises(InvalidArgument, match="protects one example; account 'people' wants one person"):
-            private(rows, None, account=people)
+            begin(rows, None, account=people)
         with pytest.raises(InvalidArgument, match="protects one person; account 'examples' wants one example"):
-            private(people_plan(), np.arange(12) % 4, account=examples)
+            begin(people_plan(), np.arange(12) % 4, account=examples)
         assert not [*people.history(), *examples.history()]
-        private(people_plan(), np.arange(12) % 4, account=people)
+        begin(people_plan(), np.arange(12) % 4, account=people)
         assert len([*people.history()]) == 1
-
-
-def test_a_checkpoint_knows_whose_rows_are_whose(tmp_path):
-    kept = tmp_path / "run.pt"
-    private(people_plan(), np.arange(12) % 4, checkpoint=kept)
-    private(people_plan(), np.arange(12) % 4, checkpoint=kept)
-    with pytest.raises(InvalidArgument, match="other data"):
-        private(people_plan(), np.repeat(np.arange(4), 3), checkpoint=kept)
 
 
 def test_a_validation_that_protects_rows_is_refused_beside_a_plan_for_people():
@@ -399,40 +384,6 @@ def test_the_classifier_takes_groups():
     assert model.score(x, y) > 0.8
 
 
-def test_adaptive_clipping_counts_people():
-    x, y = torch.zeros(40, 4), torch.arange(40) % 3  # nobody's gradient is beyond the bound
-    clip = sgd.Adaptive(initial=10.0)
-    plan = sgd.Plan(people=10, lot=10, rows_per_person=4, steps=1, clip=clip, noise=0.5, delta=1e-5, seed=1)
-    model = nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    model, optimizer, lots = sgd.make_private(model, optimizer, (x, y), plan, person=np.repeat(np.arange(10), 4))
-    for inputs, targets in lots:
-        MEAN(model(inputs), targets).backward()
-        lots.run.step.add(lots.run._lot.clipped())
-        assert lots.run.step._within == 5.0  # half of ten people, not of forty rows
-        break
-
-
-def test_pieces_and_memory_keep_people_whole():
-    x, y = torch.randn(40, 4).double(), torch.arange(40) % 3
-    ids = np.repeat(np.arange(10), 4)
-    sums = []
-    for how in ({}, {"piece": 3}, {"memory": 1e4}):
-        torch.manual_seed(1)
-        model = nn.Linear(4, 3).double()
-        plan = sgd.Plan(people=10, lot=10, rows_per_person=3, steps=1, clip=0.2, noise=0.0, delta=1e-5, seed=3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        model, optimizer, lots = sgd.make_private(model, optimizer, (x, y), plan, person=ids, **how)
-        for inputs, targets in lots:
-            assert len(inputs) % 3 == 0
-            optimizer.zero_grad()
-            MEAN(model(inputs), targets).backward()
-            optimizer.step()
-        sums.append(model.weight.grad)
-    assert torch.allclose(sums[0], sums[1], rtol=1e-10)
-    assert torch.allclose(sums[0], sums[2], rtol=1e-10)
-
-
 def test_the_audit_of_worst_case_people_does_not_exceed_the_claim():
     """A person whose 30 rows all push one way, against the same data without: one step, as a black box.
 
@@ -451,7 +402,7 @@ def test_the_audit_of_worst_case_people_does_not_exceed_the_claim():
         counts = rows if with_person else rows[1:]
         loss = nn.MSELoss()
         per = None if clipped_by_rows else counts
-        total = float(clipped_sum(model, loss, x[own], y[own], clip=1.0, rows=per).sums["weight"])
+        total = float(clipped_sum(model, loss, (x[own], y[own]), clip=1.0, rows=per).sums["weight"])
         return total + noise * np.random.default_rng(7 + with_person).normal(size=trials)
 
     def bound(noise, **how):
@@ -478,9 +429,48 @@ def test_correlated_noise_for_people(sampling):
         sgd.Plan(people=100, rows_per_person=3, correlated=sgd.Banded(bands=11), **fields)
 
 
-def test_a_trainer_that_forgets_whose_rows_are_whose_is_refused():
-    _, _, lots = private(people_plan(people=4, lot=4), np.arange(12) % 4)
-    plain = clipped_sum(nn.Linear(4, 3), MEAN, torch.zeros(8, 4), torch.zeros(8, dtype=torch.long), clip=1.0)
-    next(iter(lots))
-    with pytest.raises(InvalidArgument, match="8 clipped gradients for 4 people"):
-        lots.run.step.add(plain)
+def test_adaptive_clipping_counts_people():
+    plan = people_plan(people=10, lot=10, clip=sgd.Adaptive(initial=10.0), rows_per_person=4)
+    model = nn.Linear(4, 3)
+    release = Release(dict(model.named_parameters()), plan, Key.seeded(1))
+    x, y = torch.zeros(40, 4), torch.arange(40) % 3  # nobody's gradient is beyond the bound
+    release.add(clipped_sum(model, MEAN, (x, y), clip=release.rule, rows=[4] * 10), people=10)
+    assert release._within == 5.0  # half of ten people, not of forty rows
+    with pytest.raises(InvalidArgument, match="40 clipped gradients for 10 people"):
+        release.add(clipped_sum(model, MEAN, (x, y), clip=release.rule), people=10)
+
+
+@pytest.mark.parametrize("options", [{"microbatch": 2}, {"microbatch": 7}, {"memory": 1e4}])
+def test_microbatches_keep_people_whole(options):
+    x, y = torch.randn(40, 4).double(), torch.arange(40) % 3
+    sums = []
+    for how in ({}, options):
+        torch.manual_seed(1)
+        model = nn.Linear(4, 3).double()
+        plan = sgd.Plan(people=10, lot=10, rows_per_person=3, steps=1, clip=0.2, noise=0.0, delta=1e-5, seed=3)
+        sums += run_loop(model, (x, y), plan, person=np.repeat(np.arange(10), 4), **how)
+    assert torch.allclose(sums[0].gradient, sums[1].gradient, rtol=1e-10)
+
+
+def test_a_metric_is_each_persons_mean():
+    """One person's forty rows count as one number, as its one row does."""
+    x, y = torch.randn(41, 4), torch.arange(41) % 3
+    ids = np.array([0] * 40 + [1])
+    plan = people_plan(people=2, lot=2, rows_per_person=40, steps=1, noise=0.0, metrics=(sgd.Metric(high=100.0),))
+    model = nn.Linear(4, 3)
+    losses = nn.CrossEntropyLoss(reduction="none")(model(x), y).detach()
+    (turn,) = run_loop(model, (x, y), plan, person=ids)
+    assert turn.step.metrics["loss"] == pytest.approx(float(losses[:40].mean() + losses[40]) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("metric", [sgd.Metric(high=100.0), sgd.Metric.accuracy()])
+def test_a_metric_moves_by_one_number_for_a_person(metric):
+    x, y = torch.randn(41, 4), torch.arange(41) % 3
+    model = nn.Linear(4, 3)
+    values = []
+    for rows, people in ((41, 2), (40, 1)):
+        ids = np.array([0] * 40 + [1])[:rows]
+        plan = people_plan(people=people, lot=people, rows_per_person=40, steps=1, noise=0.0, metrics=(metric,))
+        (turn,) = run_loop(model, (x[:rows], y[:rows]), plan, person=ids, optimizer=make_optimizer(model, 0.0))
+        values.append(people * (turn.step.metrics[metric.name] - metric.middle))
+    assert 0.0 < abs(values[0] - values[1]) <= metric.radius * (1 + 1e-5)

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from terrine.sgd import clipped_sum
-from tests.sgd.oracle import assert_same, loop
+
+from .oracle import assert_same, loop
 
 WIDTH = 4
 
@@ -55,7 +56,7 @@ def test_clipped_sums_are_the_loop(name):
     model = MODELS[name]().double()
     x, y = torch.randn(4, 5, 6, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
     criterion = nn.MSELoss(reduction="sum")
-    assert_same(clipped_sum(model, criterion, x, y, clip=0.5), loop(model, criterion, x, y, 0.5))
+    assert_same(clipped_sum(model, criterion, (x, y), clip=0.5), loop(model, criterion, (x, y), 0.5))
 
 
 @pytest.mark.parametrize("frozen", FROZEN, ids=", ".join)
@@ -67,7 +68,7 @@ def test_parts_of_a_layer_are_frozen(kind, frozen):
         getattr(model.layer, name).requires_grad_(False)
     x, y = torch.randn(4, 5, 6, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
     criterion = nn.MSELoss(reduction="sum")
-    assert_same(clipped_sum(model, criterion, x, y, clip=0.5), loop(model, criterion, x, y, 0.5))
+    assert_same(clipped_sum(model, criterion, (x, y), clip=0.5), loop(model, criterion, (x, y), 0.5))
 
 
 def test_what_is_not_a_number_stays_with_its_example():
@@ -76,7 +77,7 @@ def test_what_is_not_a_number_stays_with_its_example():
     x, y = torch.randn(4, 5, 6, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
     x[2, 1, 3] = float("nan")
     criterion, others = nn.MSELoss(reduction="sum"), [0, 1, 3]
-    found = clipped_sum(model, criterion, x, y, clip=0.5)
-    wanted = loop(model, criterion, x[others], y[others], 0.5)
+    found = clipped_sum(model, criterion, (x, y), clip=0.5)
+    wanted = loop(model, criterion, (x[others], y[others]), 0.5)
     assert not found.norms[2].isfinite()
     assert_same(found._replace(norms=found.norms[others]), wanted)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from terrine.sgd.redone import Notes
+from terrine.sgd.sealed import SealedFile
 
 from terrine.common.keys import Key
 from terrine.errors import InvalidArgument, OutOfOrder, TerrineError
-from terrine.sgd.redone import Notes
-from terrine.sgd.sealed import SealedFile
 
 STEPS = 4
 

@@ -8,13 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import assert_same, loop
 from torch import nn
 from torch.nn import functional
 
 from terrine.sgd import clipped_sum
 from terrine.sgd.clipping.contribution import Dense, Lookup, Outer
 from terrine.sgd.clipping.tied import Tied, combined
+
+from .helpers import Criterion
+from .oracle import assert_same, loop
 
 WORDS, WIDTH = 13, 6
 
@@ -89,9 +91,11 @@ class Language(nn.Module):
 def test_a_language_model_with_tied_ends(dtype):
     torch.manual_seed(0)
     model, text = Language().to(dtype), torch.randint(WORDS, (7, 10))
-    criterion = lambda out, y: functional.cross_entropy(out, y, reduction="none").mean(1)  # noqa: E731
-    found = clipped_sum(model, criterion, text[:, :-1], text[:, 1:], clip=0.3)
-    assert_same(found, loop(model, criterion, text[:, :-1], text[:, 1:], 0.3), 1e-4 if dtype is torch.float32 else 1e-9)
+    criterion = Criterion(lambda out, y: functional.cross_entropy(out, y, reduction="none").mean(1))
+    found = clipped_sum(model, criterion, (text[:, :-1], text[:, 1:]), clip=0.3)
+    assert_same(
+        found, loop(model, criterion, (text[:, :-1], text[:, 1:]), 0.3), 1e-4 if dtype is torch.float32 else 1e-9
+    )
 
 
 def test_inner_products_by_the_library_count_all_their_roundings():

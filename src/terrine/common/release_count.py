@@ -43,16 +43,16 @@ class ReleaseCount:
                 content = _HEAD + os.urandom(_SECRET) + bytes(8)
                 self._write(content, 0)
         except BlockingIOError:
-            os.close(self._file)
+            self.close()
             raise OutOfOrder(
                 f"{path}: another process goes on with this run, and no step may be released twice; want one at a "
                 "time, or another path"
             ) from None
         except OSError as error:
-            os.close(self._file)
+            self.close()
             raise self._unwritten(error) from error
         if len(content) != _SIZE or not content.startswith(_HEAD):
-            os.close(self._file)
+            self.close()
             raise InvalidArgument(f"{path}: not the count of a run's releases; want the run's own, or another path")
         self.secret = content[len(_HEAD) : -8]
         self.number = int.from_bytes(content[-8:], "big")

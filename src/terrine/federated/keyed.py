@@ -1,4 +1,4 @@
-"""Randomness from a key: of a round, the same again when it is repeated after a crash; and of many numbers, quickly.
+"""Randomness from a key: of a round, which a seed makes reproducible; and of many numbers, quickly.
 
 A ChaCha20 keystream under HMAC-SHA256(key, what it is for): without the key it cannot be told from true randomness. It
 is what masks are made of, and comes several times as fast as the operating system's.

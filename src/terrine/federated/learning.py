@@ -4,12 +4,18 @@
     history = federation.fit()
 
 Only `update`s leave a client, under its masks; what the server does with an opened sum is post-processing.
+
+With a checkpoint a run survives a crash as one of `terrine.sgd` does (`sgd/checkpoint.py`): a round is counted on disk
+before its sum is opened, and whoever goes on begins after the count, with fresh randomness, from the newest saved
+model. What has to stay the same for the whole run does: the groups and the order of clients come from the secret beside
+the count, and the turns that clients have had are saved before the round they are for is counted.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -25,9 +31,8 @@ from terrine import check, sgd
 from terrine.common import generators
 from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument, OutOfOrder
-from terrine.events import Event, Repeated
+from terrine.events import Event, Repeated, Reproducible
 from terrine.federated.adding import add, exact_sum
-from terrine.federated.checkpoint import FederationCheckpoint
 from terrine.federated.drawing import Drawn, Turns, draw
 from terrine.federated.keyed import KeyedSource
 from terrine.federated.plan import AdaptiveClipping, Plan
@@ -39,7 +44,7 @@ from terrine.federated.sums import Central
 from terrine.mechanisms import exact
 from terrine.receipts import Charged, Payment, Receipt
 from terrine.rng import Source
-from terrine.sgd import fingerprint
+from terrine.sgd.checkpoint import Checkpoint, KeptRun
 from terrine.sgd.correlated import CorrelatedNoise
 
 Rows = tuple[Tensor, Tensor]
@@ -79,9 +84,7 @@ class Local:
         if self.private is not None:
             inside = copy.copy(self.private)  # its price is the plan's own: nobody knows the seed
             object.__setattr__(inside, "seed", None if secret is None else int.from_bytes(secret))
-            loss = copy.copy(self.loss)
-            if hasattr(loss, "reduction"):
-                loss.reduction = "none"
+            loss = self.loss if isinstance(self.loss, nn.Module) else self._of_example
             sgd.Trainer(model, optimizer, loss, inside, progress=False).fit(rows)
             return
         x, y = rows
@@ -90,6 +93,10 @@ class Local:
                 optimizer.zero_grad()
                 self.loss(model(x[part]), y[part]).backward()
                 optimizer.step()
+
+    def _of_example(self, model: nn.Module, batch: Rows) -> Tensor:
+        x, y = batch
+        return self.loss(model(x), y)
 
 
 class ServerOptimizer(Protocol):
@@ -146,6 +153,8 @@ class RoundHistory:
     wrapped: float = 0.0
     """About how many entries of all sums wrapped around."""
     clips: list[float] = field(default_factory=list)
+    lost: int = 0
+    """Rounds that a crash took: paid for, and not in the model."""
 
 
 @dataclass(frozen=True)
@@ -157,11 +166,33 @@ class _Paid:
     charge: str | None = None
 
 
+@dataclass
+class _Progress:
+    """What a checkpoint holds beside model and optimizer."""
+
+    history: RoundHistory = field(default_factory=RoundHistory)
+    paid: _Paid = field(default_factory=_Paid)
+    turns: Turns = field(default_factory=dict)
+    drawn: int = 0
+    """The rounds whose clients are in `turns`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        try:
+            self.history, self.paid = RoundHistory(**state["history"]), _Paid(**state["paid"])
+            self.turns, self.drawn = state["turns"], state["drawn"]
+        except (KeyError, TypeError) as error:
+            raise InvalidArgument(f"checkpoint: not of a federation ({error}); want another path") from None
+
+
 class Federation:
     """Trains `model` on clients' data by a plan.
 
     `present` says who checked in for a round (counted from 0), where the plan's sampling is `MinimumSeparation`. With
-    `checkpoint` the run is saved after every round, and goes on from there: to the same model, not charged again.
+    `checkpoint` the run is saved after every round. One that was killed goes on after the last round it may have
+    opened, from the newest saved model, and is not charged again; one process at a time, until `close`.
 
     Guarantee: the weights after `fit`, and the history, cost at most `plan.event`. The account is charged for the whole
     plan before the first round, or with `by_round` for every round before its sum is opened.
@@ -205,59 +236,88 @@ class Federation:
             raise InvalidArgument("model: no parameter that is trained; want one or more with requires_grad=True")
         self._optimizer = self._server.optimizer(self._trained)
         self._bound = plan.clip.initial if isinstance(plan.clip, AdaptiveClipping) else plan.clip
-        self._turns: Turns = {}
-        self._paid, self._known = _Paid(), False  # known: to be this account's, not another's before a restart
-        self.history, self._begun = RoundHistory(), 0  # what is told may be changed; what decides the noise may not
+        self._progress, self._known = _Progress(), False  # known: paid by this account, not another before a restart
+        self._begun, self._closed = 0, False  # what history tells may be changed; what decides the noise may not
         size = sum(one.numel() for one in self._trained) + isinstance(plan.clip, AdaptiveClipping)
         if plan.dimension not in (None, size):
             raise InvalidArgument(f"plan.dimension={plan.dimension}: want the {size} entries of an update, or None")
         self._dimension = size
-        self._key = Key.fresh() if plan.seed is None else Key.seeded(plan.seed)
-        self._kept = None if checkpoint is None else FederationCheckpoint(checkpoint)
+        self._key = self._order = Key.fresh() if plan.seed is None else Key.seeded(plan.seed)
+        self._kept = None if checkpoint is None else KeptRun(_checked_place(checkpoint), repr(plan))
         if self._kept is not None:
             self._restore(self._kept)
         self._correlated: CorrelatedNoise | None = None
         if plan.bands > 1:
             assert plan.correlated is not None
-            self._correlated = CorrelatedNoise(plan.correlated, self._key, [torch.empty(size, device="cpu")])
+            numbers = [torch.empty(size, device="cpu")]
+            self._correlated = CorrelatedNoise(plan.correlated, self._key, numbers, first=self._begun)
+
+    @property
+    def history(self) -> RoundHistory:
+        """What the run did so far."""
+        return self._progress.history
 
     @property
     def example_event(self) -> Event | None:
         """What example-level DP inside the clients costs one example if its client takes all of its turns."""
-        private = self._local.private
-        return None if private is None else Repeated(private.event, times=self.plan.turns)
+        if self._local.private is None:
+            return None
+        event = Repeated(self._local.private.event, times=self.plan.turns)
+        return event if self.plan.seed is None else Reproducible(event)
 
     def fit(self, *, after: Callable[[int], Any] = lambda _: None) -> RoundHistory:
         """All rounds that are left; `after` is told the number of each."""
-        while self._begun < self.plan.rounds:
-            self.round()
-            after(self._begun)
+        try:
+            while self._begun < self.plan.rounds:
+                self.round()
+                after(self._begun)
+        except BaseException:
+            self.close()
+            raise
         return self.history
 
     def round(self) -> None:
         """One round: charge, draw, local steps, the noisy sum, the server's step.
 
         Raises:
-            OutOfOrder: the plan's rounds are over, or another run went on from the checkpoint.
+            OutOfOrder: the plan's rounds are over, the run was closed, or nothing can be written.
             BudgetExceeded: the account has not enough left; no client was drawn.
         """
         if self._begun >= self.plan.rounds:
             raise OutOfOrder(f"{self.plan.rounds} rounds are over: want a plan with more")
-        if self._kept is not None:
-            self._kept.take_over(self._begun)
-        self._pay()
-        number = self._begun
+        if self._closed:
+            raise OutOfOrder("the run was closed, or an error ended it; want Federation(..., checkpoint=path) again")
+        try:
+            self._go_through(self._begun)
+        except BaseException:
+            self.close()
+            raise
+        if self._begun >= self.plan.rounds:
+            self.close()
+
+    def close(self) -> None:
+        """Let another process go on with the run, where there is a checkpoint; an error in a round does so, too."""
+        if self._kept is None or self._closed:
+            return
+        self._closed = True
+        if self._begun or self._kept.path.exists():
+            self._kept.count.close()
+        else:
+            self._kept.count.remove()
+
+    def _go_through(self, number: int) -> None:
+        """One round, from the charge to the save."""
+        self._pay(number)
         self._begun = self.history.rounds = number + 1
         rng = KeyedSource(self._key.secret, f"round {number}", reproducible=self.plan.seed is not None)
         present = None if self._present is None else self._present(number)
-        drawn = draw(self.plan, rng, key=self._key, round_=number, turns=self._turns, present=present)
+        turns = self._progress.turns
+        drawn = draw(self.plan, rng, key=self._order, round_=number, turns=turns, present=present)
         gone = self._gone(drawn, rng)
         before = [one.detach().clone() for one in self._of_model()]
         updates = self._updates([one for one in drawn.contributing if one not in gone])
         self._demand_untouched(before)
-        if self._kept is not None:
-            noted = torch.from_numpy(exact_sum(self.plan, updates, self._dimension))
-            self._kept.before_release(number, noted)
+        self._count(number)
         try:
             opened = self._sum(number, drawn, updates, gone, rng)
         except TooFewSurvivors:
@@ -267,7 +327,7 @@ class Federation:
                 self.history.survivors.append(opened.survivors)
             self.history.wrapped += opened.wrapped
             self._step(opened.value / self.plan.per_round)
-        self._save()
+        self._save(self._begun)
 
     def _of_model(self) -> list[Tensor]:
         return [*self.model.parameters(), *self.model.buffers()]
@@ -292,51 +352,62 @@ class Federation:
         self._correlated.protect([total], number, self.plan.deviation)
         return OpenedSum(total.numpy(), len(set(drawn.taking_part) - gone), 0.0)
 
-    def _pay(self) -> None:
+    def _pay(self, number: int) -> None:
         """Charge what is next, unless a run that goes on was charged for it before."""
-        number = self._begun
         event = self.plan.round_event if self._by_round else self.plan.event
-        paid, known = self._paid, self._known
+        paid, known = self._progress.paid, self._known
         self._known = True
         if paid.rounds > number and (known or self._payment.was_charged(Receipt(event, paid.account, paid.charge))):
             return
         receipt = self._payment.charge(event)
         rounds = number + 1 if self._by_round else self.plan.rounds
-        self._paid = _Paid(rounds, receipt.account, receipt.charge)
-        self._save()
+        self._progress.paid = _Paid(rounds, receipt.account, receipt.charge)
+        self._save(number)
 
-    def _restore(self, kept: FederationCheckpoint) -> None:
-        """Go on from where the file is, if there is one."""
-        settings = {
-            "local training": self._local, "server": [type(self._server), self._server], "presence": self._present,
-            "dropout rate": self._dropping, "way of adding up": self._full, "way of charging": self._by_round,
-            "set of silent clients": sorted(self._silent), "data set": list(self._clients),
-        }  # fmt: skip
-        prints = {name: fingerprint.of_value(one) for name, one in settings.items()}
-        prints["model"] = fingerprint.of_model(self.model)
-        found = kept.open(repr(self.plan), self.plan.rounds, prints)
-        if found is None:
-            return
-        record = found.record
-        try:
-            self.model.load_state_dict(record["model"])
-            self._optimizer.load_state_dict(record["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise InvalidArgument(f"{kept.path}: a run of another model or server ({reason})") from None
-        self.history, self._bound = RoundHistory(**record["history"]), record["bound"]
-        self._turns, self._paid, self._begun = record["turns"], _Paid(**record["paid"]), record["rounds"]
-        self._key = found.key or self._key
-
-    def _save(self) -> None:
+    def _count(self, number: int) -> None:
+        """Put on disk that a round's sum is opened, and first who had a turn in it."""
         if self._kept is None:
             return
-        record = {
-            "plan": repr(self.plan), "rounds": self._begun, "model": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(), "history": dataclasses.asdict(self.history),
-            "bound": self._bound, "turns": self._turns, "paid": dataclasses.asdict(self._paid),
-        }  # fmt: skip
-        self._kept.save(record, self._key, over=self._begun >= self.plan.rounds)
+        if isinstance(self.plan.sampling, MinimumSeparation):
+            self._progress.drawn = number + 1
+            self._save(number)
+        self._kept.count.advance(number + 1)
+
+    def _restore(self, kept: KeptRun) -> None:
+        """Go on after the rounds that were counted, from the newest model."""
+        try:
+            kept.begin(limit=self.plan.rounds, looks=None, charged_to=None)
+            kept.keep({"progress": self._progress})
+            if self.plan.seed is None:
+                self._order = Key(kept.count.secret)
+            if kept.record is None:
+                return
+            kept.restore(self.model, self._optimizer)
+            self._begun, self._bound = kept.count.number, kept.record["bound"]
+            self._check_turns(kept.path)
+            self.history.rounds = self._begun
+            self.history.lost += self._begun - kept.record["taken"]
+        except BaseException:
+            kept.count.close()
+            raise
+        if self._begun >= self.plan.rounds:
+            self.close()
+
+    def _check_turns(self, path: Path) -> None:
+        """All turns of the rounds that were counted are known; those of a round that was not are still to be had."""
+        progress = self._progress
+        if isinstance(self.plan.sampling, MinimumSeparation) and progress.drawn < self._begun:
+            raise InvalidArgument(
+                f"{path}: an older copy, without the turns that clients had in rounds {progress.drawn + 1} to "
+                f"{self._begun}; want the newest, or another path, where a fresh run has to be paid for"
+            )
+        for client, rounds in progress.turns.items():
+            progress.turns[client] = [one for one in rounds if one < self._begun]
+
+    def _save(self, seen: int) -> None:
+        """Save everything; the model has seen so many rounds."""
+        if self._kept is not None:
+            self._kept.save(seen, self._bound, self.model, self._optimizer)
 
     def _gone(self, drawn: Drawn, rng: Source) -> set[int]:
         """Dropouts, alike for clients that were drawn and for those that stand in."""
@@ -344,7 +415,7 @@ class Federation:
         return {one for one, flag in zip(drawn.taking_part, chances, strict=True) if flag}
 
     def _updates(self, clients: Sequence[int]) -> dict[int, Floats]:
-        """What these clients contribute; what they draw comes from the run's key, and is the same when repeated."""
+        """What these clients contribute; what they draw comes from the run's key."""
         with generators.untouched():
             generators.seed(self._key.draw(Purpose.TRAINING, self._begun).seed(0))
             return {one: self._update(one) for one in clients}
@@ -394,6 +465,15 @@ def _check_kinds(model: object, plan: object, local: object, server: object, acc
             raise check.refuse(name, value, f"{wanted}, or nothing")
     if present is not None and not callable(present):
         raise check.refuse("present", present, "a function of the round's number, or nothing")
+
+
+def _checked_place(place: object) -> Checkpoint:
+    if not isinstance(place, str | os.PathLike) or not str(place):
+        raise check.refuse("checkpoint", place, "a path, or nothing")
+    path = Path(place)
+    if path.is_dir() or not path.parent.is_dir():
+        raise check.refuse("checkpoint", place, "a file in a folder that exists")
+    return Checkpoint(path)
 
 
 def _checked_rows(clients: object) -> list[Rows]:

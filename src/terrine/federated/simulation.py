@@ -29,6 +29,7 @@ from terrine.pipeline.material import Material, open_data
 from terrine.pipeline.models import Architecture
 from terrine.pipeline.settings import SETS, Settings
 from terrine.receipts import Charged, Payment, Receipt, finish, paid
+from terrine.sgd.checkpoint import Checkpoint
 from terrine.verify import manifest
 
 SUMS = ("skellam", "discrete-gaussian", "central")
@@ -136,7 +137,7 @@ def simulate(
     after: Callable[[int], Any] = lambda _: None,
 ) -> Folder:
     """Train as the settings say, into the folder `out`; a run that is over is left as it is, one that was killed goes
-    on after its last round, to the model that it would have had.
+    on after the last round that it may have opened.
 
     Guarantee: the model and privacy.json cost at most the event in privacy.json, which the account is charged for
     before any client is drawn. The clients' data are a published set: accuracy, and that of a model without privacy,
@@ -219,7 +220,8 @@ def _train(
     folder.write(EVENTS, folder.read(PRIVACY)["events"])
     pages.write_card(folder)
     manifest.write(folder.path)
-    (folder.path / CHECKPOINT).unlink()
+    for path in (folder.path / CHECKPOINT, Checkpoint(folder.path / CHECKPOINT).count_path):
+        path.unlink()
 
 
 def claim(
@@ -247,6 +249,7 @@ def claim(
         "rate": plan.rate,
         "steps": plan.rounds,
         "rounds_closed": history.closed,
+        "rounds_lost": history.lost,
         "survivors": None if shared is None else shared.survivors,
         "colluding": None if shared is None else shared.colluding,
         "entries_wrapped_around": history.wrapped,

@@ -1,12 +1,10 @@
-"""accelerate's `prepare` for a private run: first the plan's hooks on model and optimizer, then accelerate around them.
+"""accelerate's `prepare` for a private run: the steps of a plan, and model and optimizer as accelerate wants them.
 
-    model, optimizer, lots = prepare(Accelerator(), model, optimizer, dataset, plan, account)
-    for x, y in lots:
-        optimizer.zero_grad()
-        accelerator.backward(criterion(model(x), y))
+    model, optimizer, steps = prepare(Accelerator(), model, optimizer, dataset, plan, loss=loss, account=account)
+    for step in steps:                 # the noisy gradient is in .grad
         optimizer.step()
 
-In the other order accelerate's optimizer would stand between the step and the noise: `make_private` refuses it.
+With `mixed_precision="bf16"` the loss runs under autocast; norms, clipping and sums stay in single precision.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ except ImportError as error:
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from terrine.errors import InvalidArgument
-from terrine.sgd import Plan
-from terrine.sgd.private import Lots, make_private
+from terrine.sgd import Plan, PrivateSteps, private_steps
+from terrine.sgd.loss import Loss
 
 _REPLICATED = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_NPU", "MULTI_XPU", "MULTI_HPU")
+_PRECISIONS = {"no": None, "bf16": "bf16"}
 
 
 def prepare(
@@ -40,43 +38,61 @@ def prepare(
     optimizer: Optimizer,
     dataset: Any,
     plan: Plan,
+    *,
+    loss: Loss,
     account: Charged | None = None,
     **others: Any,
-) -> tuple[nn.Module, Optimizer, Lots]:
-    """`make_private`, then `accelerator.prepare`; `others` are those of `make_private`.
+) -> tuple[nn.Module, Optimizer, PrivateSteps]:
+    """Return model and optimizer as `accelerator.prepare` does, and the steps of `private_steps`.
+
+    Args:
+        accelerator: Decides device, processes and precision.
+        model: The module to train, in training mode.
+        optimizer: Of the model's trained parameters. The loop steps the one that is returned.
+        dataset: The whole of it, in every process.
+        plan: Decides lots, clipping, noise and how many steps there are.
+        loss: A function of (model, batch) of one example, or a criterion.
+        account: Charged for the whole plan before the first step.
+        others: Further arguments of `private_steps`.
 
     Raises:
-        InvalidArgument: the accelerator would accumulate, scale, compile or shard what the plan has to clip.
+        InvalidArgument: The accelerator would accumulate, scale, compile or shard; or as `private_steps`.
+        BudgetExceeded: The account does not have the plan's cost left.
     """
-    check_accelerator(accelerator)
+    others.setdefault("precision", find_precision(accelerator))
     others.setdefault("device", accelerator.device)
-    model, optimizer, lots = make_private(model, optimizer, dataset, plan, account, **others)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    if isinstance(model, DistributedDataParallel):
-        model.require_backward_grad_sync = False  # the clipped sums are added up after clipping, by the step
-    return model, optimizer, lots
+    steps = private_steps(model, optimizer, dataset, plan, loss=loss, account=account, **others)
+    prepared_model, prepared_optimizer = accelerator.prepare(model, optimizer)
+    return prepared_model, prepared_optimizer, steps
 
 
-def check_accelerator(accelerator: Accelerator) -> None:
-    """Refuse an accelerator that stands between a lot and its step, as by arguments or `accelerate launch`.
+def find_precision(accelerator: Accelerator) -> str | None:
+    """Return the precision that the loss runs in, None for that of its tensors.
 
     Raises:
-        InvalidArgument: it accumulates, scales, compiles or shards.
+        InvalidArgument: the accelerator, as by arguments or `accelerate launch`, accumulates, scales, compiles or
+            shards.
     """
-    found = []
+    wrong, precision = [], accelerator.mixed_precision
     if accelerator.gradient_accumulation_steps != 1:
-        steps = accelerator.gradient_accumulation_steps
-        found.append(f"gradient_accumulation_steps={steps}: a step is the plan's lot; want 1, and piece= or memory=")
-    if accelerator.mixed_precision != "no":
-        found.append(f"mixed_precision={accelerator.mixed_precision!r}: want 'no'")
+        count = accelerator.gradient_accumulation_steps
+        wrong.append(
+            f"gradient_accumulation_steps={count}: a step is the plan's lot; want 1, and microbatch= or memory="
+        )
+    if precision not in _PRECISIONS:
+        wrong.append(
+            f"mixed_precision={precision!r}: its losses are scaled, and steps skipped, by what overflowed; want 'bf16' "
+            "or 'no'"
+        )
     kind = DistributedType(accelerator.distributed_type).value
     if kind not in _REPLICATED:
-        found.append(f"distributed_type={kind}: it shards or moves gradients before they are clipped; want DDP")
+        wrong.append(f"distributed_type={kind}: it shards or moves gradients before they are clipped; want DDP")
     plugin = getattr(accelerator.state, "dynamo_plugin", None)
     if plugin is not None and getattr(plugin.backend, "value", "NO") != "NO":
-        found.append(f"dynamo_backend={plugin.backend.value}: compiling hides layers that clipping needs; want 'no'")
-    if found:
-        raise InvalidArgument(f"Accelerator: {'; '.join(found)}")
+        wrong.append(f"dynamo_backend={plugin.backend.value}: compiling hides layers that clipping needs; want 'no'")
+    if wrong:
+        raise InvalidArgument(f"Accelerator: {'; '.join(wrong)}")
+    return _PRECISIONS[precision]
 
 
-__all__ = ["check_accelerator", "prepare"]
+__all__ = ["find_precision", "prepare"]

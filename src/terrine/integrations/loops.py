@@ -1,165 +1,182 @@
-"""What the loops of other libraries share: lots that they carry without seeing into them, and losses of one example.
+"""What the loops of other libraries share: a loader of steps instead of rows, and a watch over the loss of one example.
 
 A library's loop asks a loader for batches, a function for the loss and an optimizer for the step. Here the loader hands
-out sealed lots, the function that the library calls a training step becomes the program that every example runs alone
-(`torch.vmap`), and the optimizer's step releases the noisy sum. What the loop, its callbacks and loggers can see
-between the three is public, or nothing.
+out the numbers of steps; where the loop would compute a loss and its gradients, the next private step is released into
+the parameters' gradients; and the loop's own optimizer steps. Whatever the loop, its callbacks and loggers see and do
+is post-processing. The library's loss is run for every example alone.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from terrine.errors import InvalidArgument, OutOfOrder
-from terrine.sgd.clipping.examples import tensors
+from terrine.sgd.loss import Loss
 from terrine.sgd.plan import Plan
-from terrine.sgd.private import Lots
-from terrine.sgd.views import clipped_views
+from terrine.sgd.steps import PrivateStep, PrivateSteps
+
+log = logging.getLogger("terrine.integrations")
 
 
-class SealedLot(dict[str, Any]):
-    """A lot on its way through another library's loop, which sees a dictionary without entries."""
-
-    def __init__(self, batch: Any, epochs: Epochs) -> None:
-        super().__init__()
-        self._batch, self._epochs = batch, epochs
-
-    def opened(self) -> Any:
-        """The lot itself: once, and only while it is the one that waits for its step.
-
-        Raises:
-            OutOfOrder: it was used, or the loop has gone on to another: two lots in one step could hold one example.
-        """
-        if self._epochs.out is not self:
-            raise OutOfOrder("the lot was used already, or another one is out: want one training step for each lot")
-        self._epochs.out, batch, self._batch = None, self._batch, None
-        return batch
+class StepToken(dict[str, int]):
+    """What a loop gets for a batch: the number of the step, and no row."""
 
 
-class Epochs:
-    """The lots of one run, an epoch at a time, for loops that count epochs; a run that goes on begins inside one.
+class StepLoader:
+    """The steps of one run, an epoch at a time, for loops that count epochs; a run that goes on begins inside one.
 
-    `begin` starts the run at the first loop over its lots, when the library has made everything else ready.
+    `begin` starts the run at the first loop over it, when the library has made everything else ready.
     """
 
-    def __init__(self, begin: Callable[[], Lots], plan: Plan) -> None:
+    def __init__(self, begin: Callable[[], PrivateSteps], plan: Plan) -> None:
         self._begin, self._per_epoch = begin, min(steps_per_epoch(plan), plan.steps)
-        self.lots: Lots | None = None
-        self.out: SealedLot | None = None  # that waits for its step
-        self._each: Iterator[Any] = iter(())
+        self.steps: PrivateSteps | None = None
+        self.last: PrivateStep | None = None
+        self._waiting: StepToken | None = None
 
     def __len__(self) -> int:
         return self._per_epoch
 
-    def __iter__(self) -> Iterator[SealedLot]:
-        if self.lots is None:
-            self.lots = self._begin()
-            self._each = iter(self.lots)
-        step = self.lots.run.step
-        if step.taken >= step.limit:
-            raise OutOfOrder(f"lots: all {step.limit} steps of the plan are taken; want no further epoch")
-        for _ in range(min(self._per_epoch - step.taken % self._per_epoch, step.limit - step.taken)):
-            self.out = SealedLot(next(self._each), self)
-            yield self.out
+    def __iter__(self) -> Iterator[StepToken]:
+        if self.steps is None:
+            self.steps = self._begin()
+        steps = self.steps
+        for _ in range(min(self._per_epoch - steps.number % self._per_epoch, len(steps) - steps.number)):
+            self._waiting = StepToken(step=steps.number + 1)
+            yield self._waiting
+
+    def release(self, token: Any) -> PrivateStep:
+        """Release the step that a token stands for: its noisy gradient is in `.grad` then.
+
+        Raises:
+            OutOfOrder: it is no token of this loader's, or was used: every step that is released has been paid for.
+        """
+        if self.steps is None or token is None or token is not self._waiting:
+            raise OutOfOrder(
+                "training step: the batch is not the one that waits, as where several are accumulated or one is used "
+                "twice; want one training step for each that this run's loader yields"
+            )
+        self._waiting = None
+        self.last = next(self.steps)
+        return self.last
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the private run keeps where it is itself."""
+        """Return nothing: the private run keeps where it is itself."""
         return {}
 
     def load_state_dict(self, _: Any) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Finish the run after the plan's last step, so that its secrets are removed; leave it, if that is not yet."""
-        if self.lots is None:
+        """Finish the run where all its steps are released, or leave it to be gone on with."""
+        if self.steps is None or self.steps.is_over:
             return
-        if self.lots.run.step.taken >= self.lots.run.step.limit:
-            next(self._each, None)
-        self.lots.close()
+        if self.steps.number < len(self.steps):
+            self.steps.close()
+        else:
+            next(self.steps, None)
 
 
 def steps_per_epoch(plan: Plan) -> int:
-    """How many lots are drawn until, on average, every example was."""
+    """Return how many lots are drawn until, on average, every example was."""
     return plan.sampling.steps(1.0, examples=plan.population, lot=plan.lot)
 
 
-class Loss(nn.Module):
-    """A model whose output for a lot is the loss that `loss` computes with it.
-
-    Raises:
-        InvalidArgument: an attribute of one of the `keepers` has changed: it could carry one example to the next, or
-            steer the run by one example without noise.
-    """
-
-    weighs_examples = True  # trainers' losses are often means over tokens
-
-    def __init__(self, model: nn.Module, loss: Callable[[Any], Tensor], keepers: Callable[[], Sequence[Any]]) -> None:
-        super().__init__()
-        self.model = model
-        self._loss, self._keepers = loss, keepers
-
-    def forward(self, batch: Any) -> Tensor:
-        keepers = [one for one in self._keepers() if hasattr(one, "__dict__")]
-        before = [_marks(one) for one in keepers]
-        found = self._loss(batch)
-        for keeper, marks in zip(keepers, before, strict=True):
-            if changed := sorted(name for name, mark in _marks(keeper).items() if marks.get(name) != mark):
-                raise InvalidArgument(
-                    f"the loss changes {changed[0]} of {type(keeper).__name__}, by which an example could reach "
-                    "another, or decide what the run does; want a loss that keeps nothing and steers nothing"
-                )
-        return found
-
-
-def _marks(keeper: Any) -> dict[str, Any]:
-    """By which an attribute that was replaced, added to or written into is known, and an optimizer's settings."""
-    groups = getattr(keeper, "param_groups", ())
-    settings = {
-        f"param_groups[{place}]": repr({name: value for name, value in group.items() if name != "params"})
-        for place, group in enumerate(groups)
-    }
-    return settings | {
-        name: (
-            id(value),
-            len(value) if isinstance(value, list | dict | set) else 0,
-            value._version if isinstance(value, Tensor) else 0,
-        )
-        for name, value in vars(keeper).items()
-        if name not in _SETTLED
-    }
-
-
-_SETTLED = ("problem_type",)  # which transformers' models find out from the type of labels, the same for all examples
-
-
-def add_clipped(lots: Lots, loss: Loss, batch: Any, memory: float | None) -> None:
-    """Add a lot's clipped gradients to the step, each of the loss of a lot of this example alone.
-
-    Raises:
-        InvalidArgument: the lot holds something else than tensors, which every example would see all of.
-    """
-    leaves = pytree.tree_leaves(batch)
-    if strange := sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor | None)}):
-        raise InvalidArgument(
-            f"a lot of tensors and {', '.join(strange)}: every example would see those of all; want tensors alone"
-        )
-    rows = tensors((batch,))
-    if not rows:
-        raise InvalidArgument("a lot without tensors: want a collate function that makes some")
-    if len(rows[0]):
-        step, people = lots.run.step, lots.run.people
-        step.add(clipped_views(loss, _itself, (batch,), rows[0], clip=step.rule, memory=memory, rows=people))
-
-
-def withheld(device: torch.device | None = None) -> Tensor:
-    """What a loop is told for the loss of a lot, which is private."""
+def withhold_loss(device: torch.device | None = None) -> Tensor:
+    """Return what a loop is told for the loss of a lot, which is private: nan."""
     return torch.full((), torch.nan, device=device)
 
 
-def _itself(output: Tensor, _: Any) -> Tensor:
-    return output
+# -- the loss ------------------------------------------------------------------------------------------
+
+
+def watch_loss(loss: Loss, holders: Callable[[], Sequence[Any]]) -> Loss:
+    """Return the loss, refused where it changes an attribute of a holder: what steers the loop, or keeps an example."""
+
+    def watched(model: nn.Module, batch: Any) -> Tensor:
+        present = [holder for holder in holders() if hasattr(holder, "__dict__")]
+        before = [_describe_attributes(holder) for holder in present]
+        value = loss(model, batch)
+        for holder, marks in zip(present, before, strict=True):
+            now = _describe_attributes(holder)
+            if changed := sorted(name for name in {*marks, *now} if marks.get(name) != now.get(name)):
+                raise InvalidArgument(
+                    f"the loss changes {changed[0]} of {type(holder).__name__}, by which an example could reach "
+                    "another, or decide what the run does; want a loss that keeps nothing and steers nothing"
+                )
+        return value
+
+    return watched
+
+
+def _describe_attributes(holder: Any) -> dict[str, Any]:
+    """By what an attribute that was replaced, added to or written into is known, and an optimizer's settings."""
+    groups = getattr(holder, "param_groups", ())
+    settings = {
+        f"param_groups[{index}]": repr({name: value for name, value in group.items() if name != "params"})
+        for index, group in enumerate(groups)
+    }
+    return settings | {
+        name: (
+            value if isinstance(value, bool | int | float | str) else id(value),
+            len(value) if isinstance(value, list | dict | set) else 0,
+            value._version if isinstance(value, Tensor) else 0,
+        )
+        for name, value in vars(holder).items()
+        if name not in _FOUND_OUT
+    }
+
+
+_FOUND_OUT = ("problem_type",)  # by transformers' models, from the type of labels: the same for all examples
+
+
+# -- a run on disk -------------------------------------------------------------------------------------
+
+
+def read_progress(path: Path) -> tuple[int, int] | None:
+    """Return how many steps the model kept at `path` has seen, and how many its run has; None where there is none.
+
+    Raises:
+        InvalidArgument: what lies there is no run.
+    """
+    if not path.exists():
+        return None
+    try:
+        record = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+        return int(record["taken"]), int(record["limit"])
+    except Exception as error:
+        raise InvalidArgument(f"{path}: not a private run ({type(error).__name__}); want another path") from None
+
+
+def check_progress(steps: PrivateSteps, path: Path | None, position: int) -> None:
+    """Refuse to go on where a library's checkpoint has seen more steps than were counted; say where the run goes on.
+
+    Raises:
+        OutOfOrder: it has; the run is closed.
+    """
+    if position > steps.number:
+        steps.close()
+        raise OutOfOrder(
+            f"the checkpoint has seen {position} steps, and the private run has counted {steps.number}: an older copy, "
+            "after which steps would be released twice; want the run's newest files"
+        )
+    kept = None if path is None else read_progress(path)
+    if kept is not None and {kept[0], position} != {steps.number}:
+        log.warning("the private run goes on after step %d, from the model of step %d", steps.number, kept[0])
+
+
+__all__ = [
+    "StepLoader",
+    "StepToken",
+    "check_progress",
+    "read_progress",
+    "steps_per_epoch",
+    "watch_loss",
+    "withhold_loss",
+]

@@ -21,8 +21,8 @@ except ImportError as error:
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Automatic, Flat, PerLayer, clipped_sum
 from terrine.sgd.correlated import Banded
+from terrine.sgd.layers import fix, validate
 from terrine.sgd.metrics import Metric
-from terrine.sgd.mixing_layers import fix, validate
 from terrine.sgd.optimizers import Average, CorrectedAdam
 from terrine.sgd.plan import Plan
 from terrine.sgd.sampling import CyclicPoisson, FixedOrder, FixedSize, Poisson, Shuffled

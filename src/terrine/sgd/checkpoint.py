@@ -13,6 +13,7 @@ seen more steps. Where both were set back nothing can tell.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import time
 from collections.abc import Mapping
@@ -98,14 +99,16 @@ class KeptRun:
         Raises: InvalidArgument where they are others.
         """
         assert self.record is not None
+        settings = [set(group) for group in optimizer.state_dict()["param_groups"]]
         try:
+            if settings != [set(group) for group in self.record["optimizer"]["param_groups"]]:
+                raise ValueError(f"an optimizer with other settings than {type(optimizer).__name__} has")
             model.load_state_dict(self.record["model"])
             optimizer.load_state_dict(self.record["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"{self.path}: a run of another model or optimizer ({reason})") from None
-        if self.count.number > self.record["taken"]:
-            self._saved_at = self.record["taken"]
+        self._saved_at = self.count.number  # there is nothing newer to save
 
     def keep(self, others: Mapping[str, Any]) -> None:
         """Save these too, and restore them now where a run goes on."""
@@ -123,6 +126,11 @@ class KeptRun:
         waited = time.monotonic() - self._last
         return self._seconds <= _SHARE * waited or waited >= _LONGEST
 
+    def save_once(self, taken: int, bound: float, model: nn.Module, optimizer: Optimizer) -> None:
+        """Save, unless this step's model was saved."""
+        if taken != self._saved_at:
+            self.save(taken, bound, model, optimizer)
+
     def save(self, taken: int, bound: float, model: nn.Module, optimizer: Optimizer) -> None:
         """Write everything, in one rename.
 
@@ -131,7 +139,7 @@ class KeptRun:
         """
         begun = time.monotonic()
         record = {
-            "version": _VERSION, "run": self.count.secret[:8].hex(), "plan": self._plan, **self._constant,
+            "version": _VERSION, "run": self._run(), "plan": self._plan, **self._constant,
             "taken": taken, "bound": bound, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
             "others": {name: other.state_dict() for name, other in self._others.items()},
         }  # fmt: skip
@@ -146,6 +154,10 @@ class KeptRun:
             ) from error
         self._saved_at, self._last = taken, time.monotonic()
         self._seconds = self._last - begun
+
+    def _run(self) -> str:
+        """Which run it is: a digest of all of its secret, so that a count with another is found."""
+        return hashlib.sha256(b"terrine run " + self.count.secret).hexdigest()
 
     def _load(self) -> dict[str, Any]:
         try:
@@ -176,7 +188,7 @@ class KeptRun:
             raise InvalidArgument(f"{self.path}: a run of another plan, {record['plan']}; want that, or another path")
         if self.count.is_new:
             self.count.remove()
-        if self.count.is_new or record["run"] != self.count.secret[:8].hex():
+        if self.count.is_new or record["run"] != self._run():
             raise InvalidArgument(
                 f"{self.count.path}: the count of this run's released steps is missing, or another run's; want the "
                 "one beside the checkpoint, or another path, where a fresh run has to be paid for"

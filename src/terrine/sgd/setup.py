@@ -30,8 +30,10 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse an optimizer that is not of the model's trained parameters, and parameters that somebody listens to.
+def check_optimizer(model: nn.Module, optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer itself, without what a library wraps it in.
+
+    Refuse one that is not of the model's trained parameters, and parameters that somebody listens to.
 
     Raises: InvalidArgument
     """
@@ -64,6 +66,7 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
             f"{heard[0]}: a hook on the parameter would see single examples' gradients; want it removed, and the noisy "
             "gradient read from .grad"
         )
+    return optimizer
 
 
 def check_mode(model: nn.Module) -> None:

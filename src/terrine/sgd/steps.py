@@ -34,10 +34,11 @@ from terrine.sgd import distributed
 from terrine.sgd.checkpoint import Checkpoint, KeptRun
 from terrine.sgd.clipping import Clipped, Clipper, ClippingRule
 from terrine.sgd.clipping.alone import flatten_batch
+from terrine.sgd.clipping.policy import refuse_strange
 from terrine.sgd.dataset import Asked, Collate, Part, RowReader, cut_lot, digest_value
 from terrine.sgd.devices import find_device, move_batch
+from terrine.sgd.layers import validate
 from terrine.sgd.loss import Loss
-from terrine.sgd.mixing_layers import validate
 from terrine.sgd.plan import Plan
 from terrine.sgd.release import Release
 from terrine.sgd.setup import check_mode, check_optimizer, check_parameters, unwrap
@@ -146,7 +147,7 @@ def start(
     bare = unwrap(model)
     validate(bare)
     home = find_device(bare, device)
-    check_optimizer(bare, optimizer)
+    optimizer = check_optimizer(bare, optimizer)
     check_mode(bare)
     workers = check.whole("workers", workers, at_least=0)
     reader = RowReader(dataset, plan, person, collate=collate, workers=workers)
@@ -156,6 +157,7 @@ def start(
             bare, loss, microbatch=microbatch, memory=memory, precision=precision, reads_values=reads_values,
             roots=roots,
         )  # fmt: skip
+    refuse_strange(plan.clip_at(0, plan.first_bound), clipper.parameters)
     first = move_batch(reader.first(), home)
     clipper.try_out(first)
     if distributed.share()[1] > 1:
@@ -284,6 +286,7 @@ class PrivateSteps:
         self._ahead: deque[tuple[Part, int]] = deque()  # workers read further parts while one is in use
         self._batches: Iterator[Any] | None = None
         self._stepped = self._released = 0
+        self._is_whole = True  # whether the model has seen what was released
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -309,6 +312,7 @@ class PrivateSteps:
         try:
             with generators.untouched():
                 self._add_up()
+            self._is_whole = False
             if self._kept is not None:
                 self._kept.count.advance(self.release.taken + 1)
             if self.observer is not None:
@@ -357,8 +361,8 @@ class PrivateSteps:
 
     def close(self) -> None:
         """End the run before its last step; a checkpoint is saved, and may be gone on from."""
-        if self._pending and self._stepped == self._released and self._kept is not None:
-            self.save()
+        if self._kept is not None and self._is_whole and not self._closed:
+            self._kept.save_once(self.release.taken, self.release.bound, self._clipper.model, self.optimizer)
         self._closed, self._pending = True, False
         self._leave()
 
@@ -366,7 +370,7 @@ class PrivateSteps:
         """The loop is through with the step before."""
         if not self._pending:
             return
-        self._pending = False
+        self._pending, self._is_whole = False, True
         if self._stepped == 0 and self._released == 1:
             log.warning("the optimizer that was given to private_steps was not stepped in the first turn")
         if self._kept is not None and self._kept.is_due(self.release.taken):
@@ -446,6 +450,7 @@ class PrivateSteps:
 
     def _after_step(self, *_: Any) -> None:
         self._stepped += 1
+        self._is_whole = True
 
 
 def epsilon_so_far(plan: Plan, number: int) -> float:

@@ -16,9 +16,9 @@ from torch import nn
 from terrine import sgd
 from terrine.common import generators
 from terrine.errors import InvalidArgument
-from terrine.sgd.optimizers import Average
 from terrine.sgd.clipping import ghost, tied
 from terrine.sgd.clipping.alone import way_of
+from terrine.sgd.optimizers import Average
 from terrine.sgd.validation import Budgeted, PublicValidation
 
 from . import pretend
@@ -147,8 +147,8 @@ def compared(make, shape, device, clip=1.0, count=9, **options):
     """Clipped sums on the CPU and on the device, which must be the same, found in the same way."""
     model, (x, y) = make(), examples(shape, count)
     moved = copy.deepcopy(model).to(device)
-    here = sgd.clipped_sum(model, CRITERION, x, y, clip=clip, **options)
-    there = sgd.clipped_sum(moved, CRITERION, x.to(device), y.to(device), clip=clip, **options)
+    here = sgd.clipped_sum(model, CRITERION, (x, y), clip=clip, **options)
+    there = sgd.clipped_sum(moved, CRITERION, (x.to(device), y.to(device)), clip=clip, **options)
     assert_same(here.sums, there.sums, device)
     assert_same({"norms": here.norms}, {"norms": there.norms}, device)
     assert [getattr(way_of(model), one) for one in ONE_WAY] == [getattr(way_of(moved), one) for one in ONE_WAY]
@@ -190,8 +190,8 @@ def test_autocast(device):
                 return self.inner(x)
 
     model, (x, y) = Rough(), examples(FEATURES)
-    fine = sgd.clipped_sum(copy.deepcopy(model).inner, CRITERION, x, y, clip=1.0)
-    rough = sgd.clipped_sum(model.to(device), CRITERION, x.to(device), y.to(device), clip=1.0)
+    fine = sgd.clipped_sum(copy.deepcopy(model).inner, CRITERION, (x, y), clip=1.0)
+    rough = sgd.clipped_sum(model.to(device), CRITERION, (x.to(device), y.to(device)), clip=1.0)
     for name, one in fine.sums.items():
         found = rough.sums[f"inner.{name}"]
         assert (found.device.type, found.dtype) == (device.type, torch.float32)
@@ -210,7 +210,7 @@ def test_examples_that_meet_are_refused(device):
 
     model, (x, y) = Centred().to(device), examples(FEATURES)
     with pytest.raises(InvalidArgument):
-        sgd.clipped_sum(model, CRITERION, x.to(device), y.to(device), clip=1.0)
+        sgd.clipped_sum(model, CRITERION, (x.to(device), y.to(device)), clip=1.0)
 
 
 # -------------------------------------------------------------------------------------------------------- private loops

@@ -1,8 +1,7 @@
 """transformers, made private: `PrivateTrainer`.
 
-    trainer     the Trainer: lots, losses of one example, logs and checkpoints
-    arguments   what TrainingArguments may say under a plan
-    collating   texts in one shape, each padded by itself
+    trainer     the Trainer: steps, losses of one example, logs and checkpoints
+    arguments   what TrainingArguments and data collators may do under a plan
 
 An ordinary script keeps its model, arguments and data; the plan replaces its sampler.
 """

@@ -1,12 +1,12 @@
-"""transformers' Trainer, made private: the plan's lots, losses of one example each, and one noisy step for every lot.
+"""transformers' Trainer, made private: one noisy step for every lot of the plan, of losses of one example each.
 
     trainer = PrivateTrainer(model, args, train_dataset=train, plan=plan, account=account)
     trainer.train()
 
-`compute_loss`, the trainer's own or yours, is run for every example alone, as a lot of one: a mean over tokens is that
-over the example's own tokens, without its padding and its labels of -100, and no other example's number of tokens
-divides it. The gradient that the optimizer is given is the noisy sum of these clipped gradients; the training loss, its
-norms and speeds are private and are not logged. Arguments are right, settled by the plan, or refused by name.
+`compute_loss`, the trainer's own or yours, is run for every example alone, as a batch of one: a mean over tokens is
+over the example's own, without its padding and its labels of -100, and no other example's number of tokens divides it.
+The loop holds no row: its batches are numbers of steps, and `training_step` releases the noisy gradient that the
+optimizer then steps on. Arguments are free, set by the plan, or refused by name.
 """
 
 from __future__ import annotations
@@ -18,39 +18,47 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
-from terrine import check
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.integrations import loops
-from terrine.integrations.accelerate import check_accelerator
-from terrine.integrations.huggingface.arguments import settled
-from terrine.integrations.huggingface.collating import Collating, checked_collator
+from terrine.integrations.accelerate import find_precision
+from terrine.integrations.huggingface.arguments import TextCollator, check_arguments, check_collator
 from terrine.receipts import Charged
-from terrine.sgd import Plan
-from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.mixing_layers import validate
-from terrine.sgd.private import Lots, start
-from terrine.sgd.training import epsilon_text, running_epsilon
+from terrine.sgd import Checkpoint, Plan, PrivateSteps, validate
+from terrine.sgd.steps import epsilon_so_far, start
+from terrine.sgd.trainer import epsilon_text
 
 KEPT = "_private_run.pt"
-"""The run's own checkpoint in `args.output_dir`, beside which lies its key while the run is unfinished."""
+"""The private run in `args.output_dir`, beside the count of its steps, `_private_run.pt.count`. Not pushed to a hub."""
 
-_PRIVATE = ("loss", "grad_norm", "total_flos", "num_input_tokens_seen")  # of a training log, and all that begins so:
+_PRIVATE = ("loss", "total_flos", "num_input_tokens_seen")  # of a training log, and all that begins so:
 _PRIVATE_PREFIX = "train_"
 
 
 class PrivateTrainer(Trainer):  # type: ignore[misc]
     """A `transformers.Trainer` that trains by a plan.
 
-    `length` pads and cuts every text to a public length, so that lots of any texts have one shape. `memory` is
-    about how many bytes the activations and gradients of the examples in memory take. `purpose` and `by` are what the
-    account notes. Further arguments are the Trainer's own.
-
-    Guarantee: `train` costs at most `plan.event`, which the account is charged for before the first lot is drawn.
+    Args:
+        model: The model to train; adapters of peft are one.
+        args: As for the Trainer. `per_device_train_batch_size` times `gradient_accumulation_steps` is the plan's lot,
+            or neither is given. With `bf16` the loss runs under autocast; norms and sums stay in single precision.
+        train_dataset: Examples that are dictionaries, as the model takes them.
+        plan: Decides lots, clipping, noise and how many steps there are.
+        account: Charged for the whole plan before the first step.
+        person: An id for every example, where the plan draws people.
+        length: A public length that every text is padded and cut to, so that texts of any length have one shape.
+        memory: About how many bytes the activations and gradients of the examples in memory may take.
+        reads_values: The loss may read an example's numbers into Python, and keeps nothing of them.
+        purpose: What the account notes as the reason.
+        by: What the account notes as who asked.
+        others: Further arguments of the Trainer, such as callbacks.
 
     Raises:
-        InvalidArgument: an argument contradicts the plan, or what it asks for is not known to keep examples apart.
+        InvalidArgument: An argument contradicts the plan, or what it asks for is not known to keep examples apart.
+
+    Guarantee:
+        `train` costs at most `plan.event`, which the account is charged for before the first step.
     """
 
     data_collator: Any
@@ -66,74 +74,87 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         person: Any = None,
         length: int | None = None,
         memory: float | None = None,
+        reads_values: bool = False,
         purpose: str = "DP-SGD",
         by: str = "terrine.integrations.huggingface",
         **others: Any,
     ) -> None:
+        callers = set(vars(self))
         if others.get("model_init") is not None:
             raise InvalidArgument("model_init: want model=; a model for every trial is a run for every trial")
         if others.get("eval_dataset") is not None:
             _refuse_private(train_dataset, others["eval_dataset"])
-        if isinstance(train_dataset, TensorDataset | tuple | list) and not _is_of_mappings(train_dataset):
+        if isinstance(train_dataset, TensorDataset | tuple | list) and not _has_mappings(train_dataset):
             raise InvalidArgument("train_dataset: want examples that are dictionaries, as a model takes them")
         validate(model)
-        self.plan, self.account, self._purpose, self._by, self._person = plan, account, purpose, by, person
-        self._memory = None if memory is None else check.positive("memory", memory)
-        super().__init__(model, settled(args, plan), train_dataset=train_dataset, **others)
-        check_accelerator(self.accelerator)
+        self.plan, self.account, self._person = plan, account, person
+        arguments, microbatch = check_arguments(args, plan)
+        super().__init__(model, arguments, train_dataset=train_dataset, **others)
+        precision = find_precision(self.accelerator)
         if self.is_model_parallel:
             raise InvalidArgument("hf_device_map: a model on several devices; want one device for each process")
         if length is None:
-            checked_collator(self.data_collator)
-        self._collate = Collating.of(self, length)
+            check_collator(self.data_collator)
+        self._collate = TextCollator.from_trainer(self, length)
         if length is not None:
             self.data_collator = self._collate  # for evaluation as well
-        self._loss: loops.Loss | None = None
-        self._inside = False  # a lot, where what is logged is an example's
-        self._loader: loops.Epochs | None = None  # from train() on
+        self._options: dict[str, Any] = {
+            "microbatch": microbatch, "memory": memory, "precision": precision, "reads_values": reads_values,
+            "purpose": purpose, "by": by,
+        }  # fmt: skip
+        self._runs_examples = False  # while what is logged is an example's
+        self._loader: loops.StepLoader | None = None  # from train() on
         self._resumes = False
         self.add_callback(_Privacy(self))
+        self._bookkeeping = frozenset(vars(self)) - callers
 
     # -- what the loop asks for ------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> Any:
-        """The plan's lots, which nobody but `training_step` sees into."""
+        """Return the numbers of the plan's steps, for batches.
+
+        Raises:
+            OutOfOrder: it was asked for before.
+        """
         if self._loader is not None:
             raise OutOfOrder("get_train_dataloader: a run draws its lots once; want a new PrivateTrainer for another")
-        self._loader = loops.Epochs(self._begin, self.plan)
+        self._loader = loops.StepLoader(self._begin, self.plan)
         return self._loader
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Clip and add up a lot's gradients; the optimizer's step will release them. The loss is withheld."""
+        """Release the next step, whose noisy gradient is in `.grad` then; return nan for its loss, which is private.
+
+        Raises:
+            OutOfOrder: the batch is not the one that waits.
+        """
         del num_items_in_batch  # of the whole lot, which is other people's
-        lots = None if self._loader is None else self._loader.lots
-        if lots is None or self._loss is None or not isinstance(inputs, loops.SealedLot):
-            raise OutOfOrder("training_step: the batch is no lot of the plan; want train(), with this trainer's loader")
+        if self._loader is None:
+            raise OutOfOrder("training_step: no run was begun; want train()")
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
-        self._inside = True
+        self._runs_examples = True
         try:
-            loops.add_clipped(lots, self._loss, inputs.opened(), self._memory)
+            self._loader.release(inputs)
         finally:
-            self._inside = False
-        return loops.withheld(self.args.device)
+            self._runs_examples = False
+        return loops.withhold_loss(self.args.device)
 
-    def _alone(self, batch: Mapping[str, Any]) -> Tensor:
-        loss = self.compute_loss(self.model, dict(batch), num_items_in_batch=None)
+    def _compute_alone(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = self.compute_loss(model, dict(batch), num_items_in_batch=None)
         if not isinstance(loss, Tensor):
             raise InvalidArgument(f"compute_loss: want a tensor, got {type(loss).__name__}")
         return loss
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Nothing: how many there were tells how many examples were drawn."""
+        """Return 0: how many there were tells how many examples were drawn."""
         del inputs
         return 0
 
     # -- a run -----------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, **others: Any) -> TrainOutput:
-        """Train to the plan's last step, or go on with a run that was interrupted, with the noise it would have had.
+        """Train to the plan's last step, or go on with a run that was interrupted, after what it has released.
 
         Raises:
             OutOfOrder: this trainer has trained, or the folder holds an unfinished run that is not resumed.
@@ -144,117 +165,114 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             raise OutOfOrder("train: this trainer has trained; another run costs again, want a new PrivateTrainer")
         self._resumes = bool(resume_from_checkpoint)
         self._check_kept()
+        if resume_from_checkpoint is True and get_last_checkpoint(self.args.output_dir) is None:
+            resume_from_checkpoint = None  # interrupted before its first checkpoint, after its first step
         try:
-            found = super().train(resume_from_checkpoint=resume_from_checkpoint, **others)
+            output = super().train(resume_from_checkpoint=resume_from_checkpoint, **others)
         finally:
             self._end()
-        public = {name: value for name, value in found.metrics.items() if not _is_private(name)}
+        public = {name: value for name, value in output.metrics.items() if not _is_private(name)}
         # of the whole plan, however many steps were taken: who stopped early may have stopped by what was released
         public |= {"epsilon": self.plan.epsilon, "delta": self.plan.delta}
-        return TrainOutput(found.global_step, float("nan"), public)
+        return TrainOutput(output.global_step, float("nan"), public)
 
     def hyperparameter_search(self, *_args: Any, **_others: Any) -> Any:
-        """Refused: the best of ten runs has spent ten plans."""
+        """Refuse: the best of ten runs has spent ten plans."""
         raise InvalidArgument(
             "hyperparameter_search: every trial is a run on the private data; want terrine.events.RandomStopping, or "
             "public data"
         )
 
     def log(self, logs: dict[str, float], *args: Any, **others: Any) -> None:
-        """Log what is public, and the epsilon so far; nothing of what a loss logs of its examples."""
-        if self._inside:
+        """Log what is public, the epsilon so far and what the plan measures; nothing that a loss logs."""
+        if self._runs_examples:
             return
         public = {name: value for name, value in logs.items() if not _is_private(name)}
-        if self._loader is not None and self._loader.lots is not None:
-            public["epsilon_so_far"] = self._loader.lots.epsilon
+        last = None if self._loader is None else self._loader.last
+        if last is not None:
+            public["epsilon_so_far"] = last.epsilon
+            if "loss" in logs:
+                public |= last.metrics
         super().log(public, *args, **others)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """The Trainer's own, on anything but the training data."""
+        """Return the Trainer's own, on anything but the training data."""
         named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         _refuse_private(self.train_dataset, self.eval_dataset if named is None else named)
         return super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """The Trainer's own, on anything but the training data."""
+        """Return the Trainer's own, on anything but the training data."""
         _refuse_private(self.train_dataset, test_dataset)
         return super().get_test_dataloader(test_dataset)
 
-    def push_to_hub(self, *args: Any, **others: Any) -> Any:
-        """Hand on the model; not while the key of its noise lies in the folder."""
-        if self._key.exists():
-            raise OutOfOrder(f"push_to_hub: {self._key} would see through the noise; want the run finished first")
-        return super().push_to_hub(*args, **others)
-
-    # -- checkpoints -----------------------------------------------------------------------------------
+    # -- where a run is kept ---------------------------------------------------------------------------
 
     @property
     def _path(self) -> Path:
         return Path(self.args.output_dir) / KEPT
 
-    @property
-    def _key(self) -> Path:
-        return self._path.with_name(KEPT + ".key")
-
     def _check_kept(self) -> None:
-        if self._resumes and not self._path.exists():
+        """Refuse to resume what is not there, and to begin afresh over an unfinished run; remove a finished one."""
+        progress = loops.read_progress(self._path)
+        if progress is None and self._resumes:
             raise InvalidArgument(
-                f"resume_from_checkpoint: {self._path} is missing, which holds the noise that the run would have had; "
-                "want the whole folder of the run, or a fresh one"
+                f"resume_from_checkpoint: {self._path} is missing, which holds the private run; want the whole folder "
+                "of the run, or a fresh one"
             )
-        if self._resumes or not self._path.exists():
+        if progress is None or self._resumes:
             return
-        if self._key.exists():
+        taken, limit = progress
+        if taken < limit:
             raise OutOfOrder(
                 f"{self._path}: an unfinished private run; want resume_from_checkpoint=True, or another output_dir, "
                 "where a fresh run has to be paid for"
             )
-        self._path.unlink(missing_ok=True)  # of a run that is over
+        if self.args.should_save:
+            self._path.unlink()
+            Checkpoint(self._path).count_path.unlink(missing_ok=True)
 
-    def _begin(self) -> Lots:
+    def _begin(self) -> PrivateSteps:
         """Everything is ready: charge, and draw."""
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # without what accelerate puts around it
-        self._loss = loops.Loss(self.model, self._alone, lambda: self._steers(optimizer))
         keeps = self._resumes or str(self.args.save_strategy).rpartition(".")[2].lower() != "no"
-        _, _, lots = start(
-            self.model, optimizer, self.train_dataset, self.plan, self.account,
-            watch=False, person=self._person, collate=self._collate, workers=self.args.dataloader_num_workers,
-            memory=self._memory,
-            checkpoint=Checkpoint(self._path, every=self.plan.steps + 1) if keeps else None, bound=self._bound(),
-            purpose=self._purpose, by=self._by,
-        )  # fmt: skip
+        self.model.train()
+        self._runs_examples = True  # made-up ones
+        try:
+            steps = start(
+                self.model, optimizer, self.train_dataset, self.plan,
+                loss=loops.watch_loss(self._compute_alone, lambda: self._list_holders(optimizer)),
+                account=self.account, person=self._person, collate=self._collate,
+                workers=self.args.dataloader_num_workers, roots=self._find_roots(),
+                checkpoint=Checkpoint(self._path, every=self.plan.steps + 1) if keeps else None, **self._options,
+            )  # fmt: skip
+        finally:
+            self._runs_examples = False
         if keeps:
-            lots.keep(schedule=self.lr_scheduler)
-        if self._resumes and lots.run.step.taken != self.state.global_step:
-            raise InvalidArgument(
-                f"resume_from_checkpoint: a folder of step {self.state.global_step}, and the private run was saved at "
-                f"{lots.run.step.taken}; want checkpoint-{lots.run.step.taken}"
-            )
-        return lots
+            steps.keep(schedule=self.lr_scheduler)
+        loops.check_progress(steps, self._path if keeps else None, self.state.global_step)
+        self.state.global_step = steps.number
+        return steps
 
-    def _steers(self, optimizer: Any) -> list[Any]:
+    def _end(self) -> None:
+        """End the run."""
+        if self._loader is not None:
+            self._loader.end()
+
+    def _list_holders(self, optimizer: Any) -> list[Any]:
         """What a loss could keep an example in, or decide by one what the run does."""
         given = self.compute_loss_func
         loss = [self, given, getattr(given, "__self__", None), getattr(self.model, "config", None)]
         return [*loss, self.args, self.state, self.control, optimizer, self.lr_scheduler, self.callback_handler]
 
-    def _end(self) -> None:
-        """End the run."""
-        if self._loader is not None and self._loader.lots is not None:
-            self._loader.end()
-
-    def _bound(self) -> dict[str, Any]:
-        """What decides gradients beside model, optimizer, plan and data."""
-        args = self.args
-        loss = (type(self).compute_loss, self.compute_loss_func, args.label_smoothing_factor, args.neftune_noise_alpha)
-        schedule = (str(args.lr_scheduler_type), args.warmup_steps, dict(args.lr_scheduler_kwargs or {}))
-        return {"loss": loss, "schedule": schedule}
-
-    def _save_private_run(self) -> None:
-        if self._loader is not None and self._loader.lots is not None:
-            run = self._loader.lots.run
-            if run.checkpoint is not None and run.step.taken < run.step.limit:
-                run.checkpoint.save(run)
+    def _find_roots(self) -> dict[str, Any]:
+        """What the loss's state is reached from: model, losses and what a subclass keeps, without the Trainer's own."""
+        own = {name: value for name, value in vars(self).items() if name not in self._bookkeeping}
+        own.pop("_bookkeeping", None)
+        return own | {
+            "model": self.model, "compute_loss_func": self.compute_loss_func, type(self).__name__: type(self),
+            "args": self.args, "state": self.state, "control": self.control,
+        }  # fmt: skip
 
 
 class _Privacy(TrainerCallback):  # type: ignore[misc]
@@ -262,31 +280,33 @@ class _Privacy(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: PrivateTrainer) -> None:
         self._trainer = trainer
-        self._spent = running_epsilon(trainer.plan, trainer.plan.steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         del args, control
-        state.epoch = state.global_step / loops.steps_per_epoch(self._trainer.plan)
-        for one in self._trainer.callback_handler.callbacks:
-            if (bar := getattr(one, "training_bar", None)) is not None:
-                bar.set_postfix_str(epsilon_text(self._spent(state.global_step)))
+        plan = self._trainer.plan
+        state.epoch = state.global_step / loops.steps_per_epoch(plan)
+        for callback in self._trainer.callback_handler.callbacks:
+            if (bar := getattr(callback, "training_bar", None)) is not None:
+                bar.set_postfix_str(epsilon_text(epsilon_so_far(plan, state.global_step)))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         del args, state, control
-        self._trainer._save_private_run()
+        loader = self._trainer._loader
+        if loader is not None and loader.steps is not None:
+            loader.steps.save()
 
 
 def _is_private(name: str) -> bool:
     return name in _PRIVATE or name.startswith(_PRIVATE_PREFIX)
 
 
-def _is_of_mappings(dataset: Any) -> bool:
+def _has_mappings(dataset: Any) -> bool:
     return len(dataset) > 0 and isinstance(dataset[0], Mapping)
 
 
 def _refuse_private(train: Any, data: Any) -> None:
     several = data.values() if isinstance(data, Mapping) else [data]
-    if any(one is train or getattr(one, "dataset", None) is train for one in several):
+    if any(part is train or getattr(part, "dataset", None) is train for part in several):
         raise InvalidArgument(
             "eval_dataset is train_dataset: its numbers are private and no plan pays for them; want public data, or "
             "terrine.sgd.Trainer(validation=Budgeted(...))"

@@ -34,6 +34,7 @@ log = logging.getLogger("terrine.sgd")
 
 _CHECKPOINTED = "terrine: saved tensors are recomputed"
 _VMAPS = ("vmap", "functorch", "batching rule", "batchedtensor", "is not implemented for", _CHECKPOINTED)
+_VMAPS += ("doesn't match the broadcast shape",)  # of a tensor that is written to, and that all examples share
 _PATIENCE = 3  # microbatches that may fail under vmap before examples go one by one for good
 
 
@@ -162,24 +163,20 @@ def group_by_answer(answers: Sequence[Any], each: int = 1) -> tuple[list[Tensor]
 
 
 def run_each(function: Callable[..., Tensor], rows: Sequence[Tensor], *, reads_values: bool = False) -> Tensor:
-    """Return `function` of every example's rows as a batch of one, (n, ...), without gradients.
+    """Return `function` of every example's rows, (n, ...), without gradients.
 
     One after the other where vmap cannot; an example for which it fails gives nan.
     """
     device, count = rows[0].device, len(rows[0])
     before = generators.states(device)
-
-    def run_row(*row: Tensor) -> Tensor:
-        return function(*(part.unsqueeze(0) for part in row))
-
     with torch.no_grad():
         try:
-            return run_together(run_row, rows, Recording({}, count, reads_values=reads_values))
+            return run_together(function, rows, Recording({}, count, reads_values=reads_values))
         except TerrineError:
             raise
         except Exception:  # whatever vmap cannot do
             generators.restore(before, device)
-        values = [_try_alone(run_row, [part[index] for part in rows], reads_values) for index in range(count)]
+        values = [_try_alone(function, [part[index] for part in rows], reads_values) for index in range(count)]
     shape = next((value.shape for value in values if isinstance(value, Tensor)), torch.Size())
     return torch.stack([value if isinstance(value, Tensor) else torch.full(shape, torch.nan) for value in values])
 

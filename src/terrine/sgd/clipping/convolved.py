@@ -6,8 +6,9 @@ The cheaper of two ways for the layer's shape, with the patches of a few example
     ghost    norms by Gram matrices of patches and of output gradients; the weighted sum of the gradients is the
              convolution's own weight gradient, of output gradients times their examples' factors   [BMX22]
 
-Of several groups, as in a depthwise convolution, the gradients themselves are the weight gradient of one image whose
-groups of channels are those of all images   [RMT19].
+Of several groups the gradients themselves are the weight gradient of one image whose groups of channels are those of
+all images   [RMT19]. Of a depthwise convolution on small maps, where that is slow, each entry of the kernel is a sum
+of products: the output gradient's channel times the image's, moved by the entry's place.
 
 Images are (n, *sizes, channels): channels lie last, so that a patch is a few long runs of memory.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 
 import torch
@@ -27,6 +29,9 @@ from terrine.sgd.clipping.ghost import ghost_squares
 
 _FOLDED = 1 << 19  # numbers of images folded at a time
 _AT_ONCE = 1 << 18  # numbers of patches in memory at a time: few enough for a processor's cache
+_PRODUCTS = 1 << 16  # numbers multiplied and added up at a time
+_FEW = 64  # positions of all images whose patches are cheaper than the library's weight gradient
+_LARGE = 12  # times as many numbers as the image: a weight that is not worth laying out anew
 _WEIGHT_GRADIENT = {1: grad.conv1d_weight, 2: grad.conv2d_weight, 3: grad.conv3d_weight}
 
 
@@ -45,12 +50,13 @@ class Geometry:
         sides = [side for pair in reversed(self.padding) for side in pair]
         return functional.pad(image, [0, 0, *sides]) if any(sides) else image
 
-    def patches(self, image: Tensor) -> Tensor:
-        """(n, positions, kernel * channels)."""
+    def patches(self, image: Tensor, *, channels_first: bool = False) -> Tensor:
+        """(n, positions, kernel * channels), or (n, positions, channels * kernel)."""
         windows, dims = self.padded(image), len(self.kernel)
         for axis, (k, stride, dilation) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True)):
             windows = windows.unfold(axis + 1, dilation * (k - 1) + 1, stride)[..., ::dilation]
-        patches: Tensor = windows.movedim(dims + 1, -1).flatten(dims + 1).flatten(1, -2)
+        windows = windows if channels_first else windows.movedim(dims + 1, -1)
+        patches: Tensor = windows.flatten(dims + 1).flatten(1, -2)
         return patches
 
 
@@ -84,16 +90,43 @@ class Convolved:
     def weighted_sum(self, factor: Tensor) -> Tensor:
         factor = factor.to(self.out.dtype).repeat_interleave(self.images)
         scaled = self.out * factor.view(-1, *[1] * (self.out.dim() - 1))
+        if prod(scaled.shape[:-1]) <= _FEW and self.geometry.groups == 1:
+            patches = self.geometry.patches(self.image, channels_first=True).flatten(0, 1)
+            return torch.mm(scaled.flatten(0, -2).t(), patches).view(self.shape)
         return _weight_gradient(self.image.movedim(-1, 1), scaled.movedim(-1, 1), self.geometry, self.shape)
 
     def dense(self) -> Tensor:
         if self.geometry.groups > 1:
-            return self._folded()
+            return self._by_places() if self._is_small_depthwise() else self._folded()
         outputs, channels, *kernel = self.shape
         rows = self.out.new_empty(len(self.out) // self.images, outputs, prod(self.shape[1:]))
         for patches, out, target in zip(*self._parts(), rows.split(self._step), strict=True):
             torch.bmm(out.mT, patches, out=target)
         return rows.view(-1, outputs, *kernel, channels).movedim(-1, 2)
+
+    def _is_small_depthwise(self) -> bool:
+        """Whether every group has one channel, and the library has no fast kernel of so many groups for its shape."""
+        kernel, places = self.geometry.kernel, self.out.shape[1:-1]
+        is_fast = all(size == 3 for size in kernel) and min(places) > 3
+        return self.shape[1] == 1 and prod(places) <= 1024 and not is_fast
+
+    def _by_places(self) -> Tensor:
+        """Every entry of the kernel as a sum of products over the output's places."""
+        geometry, places = self.geometry, self.out.shape[1:-1]
+        rows, step = [], max(1, _PRODUCTS // self.out[0].numel())
+        for image, out in zip(self.image.split(step), self.out.split(step), strict=True):
+            image = geometry.padded(image).unsqueeze(-1)
+            out = out.unflatten(-1, (image.shape[-2], -1))  # the outputs of every channel
+            entries = []
+            for entry in product(*map(range, geometry.kernel)):
+                window = image
+                for axis, at in enumerate(entry):
+                    first, stride = at * geometry.dilation[axis], geometry.stride[axis]
+                    last = first + stride * (places[axis] - 1)
+                    window = window[(slice(None),) * (axis + 1) + (slice(first, last + 1, stride),)]
+                entries.append((window * out).sum(tuple(range(1, len(places) + 1))).flatten(1))
+            rows.append(torch.stack(entries, -1))
+        return Dense(torch.cat(rows).view(-1, *self.shape)).of_units(len(self.out) // self.images).rows
 
     def _folded(self) -> Tensor:
         """The weight gradient of one image whose groups of channels are those of all images."""
@@ -125,8 +158,15 @@ class Convolved:
         return max(1, _AT_ONCE // (self.images * prod(self.out.shape[1:-1]) * prod(self.shape[1:])))
 
 
+def is_much_larger(weight: Tensor | Sequence[int], image: Tensor) -> bool:
+    """Whether a weight, or one of this shape, takes longer to lay out with channels last than the layout saves."""
+    return prod(weight.shape if isinstance(weight, Tensor) else weight) > _LARGE * image.numel()
+
+
 def _weight_gradient(image: Tensor, out: Tensor, geometry: Geometry, shape: tuple[int, ...]) -> Tensor:
     """The gradient of a convolution's weight, of `image` (n, c, *sizes) and output gradients (n, e, *places)."""
+    if is_much_larger(shape, image):  # laid out as the parameter is: the images are copied, not the result
+        image, out = image.contiguous(), out.contiguous()
     padding = [low for low, _ in geometry.padding]
     if any(low != high for low, high in geometry.padding):
         image, padding = geometry.padded(image.movedim(1, -1)).movedim(-1, 1), [0] * len(padding)

@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from terrine.errors import InvalidArgument
@@ -32,6 +31,7 @@ from terrine.sgd.clipping.examples import keeps_what_it_sees, tensors
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.parameter_view import ParameterView, is_view, merged, settle, shares_memory
 from terrine.sgd.clipping.state import caller
+from terrine.sgd.clipping.substitutes import INSTEAD, argument_at, tensor_places
 from terrine.sgd.clipping.use import COMPOSED, RULES, AllExamples, Found, Rule, Unfollowed, Use, listen
 from terrine.sgd.precision import exact
 
@@ -157,7 +157,7 @@ class Recording(TorchFunctionMode):
             self._refuse_reading(name)
         if own and name in _MEMORY and self._marker is not None:
             raise Unfollowed(f"{name}: memory that all examples would share")
-        if name == "__set__" or name == "requires_grad_":
+        if name == "__set__" or (name == "requires_grad_" and not _is_transformed(args[0])):
             self._refuse_setting(args[0])
         if name != "batch_norm" and (kept := keeps_what_it_sees(name, args, kwargs)):
             raise InvalidArgument(f"{name}: {kept}, which no noise protects; want it without")
@@ -208,6 +208,8 @@ class Recording(TorchFunctionMode):
                         f"{caller()}: writes an example into a tensor that outlives it, such as a buffer, which no "
                         "noise protects; want a program that leaves its buffers alone"
                     )
+                if _is_transformed(target):
+                    raise Unfollowed("a tensor inside a transform of torch.func is written to")
                 self._overwritten.setdefault(id(target), (target, target.detach().clone()))
 
     def _make(self, result: Any) -> None:
@@ -353,9 +355,11 @@ class Recording(TorchFunctionMode):
 
     def _ruled(self, rule: Rule, use: Use) -> Tensor:
         """The output of a function that has a rule; its gradient will become contributions."""
-        places = _held(use.args, use.kwargs)
+        places = tensor_places(use.args, use.kwargs)
         args, kwargs = use.args, use.kwargs
-        given = [use.params[place].value if place in use.params else _at(args, kwargs, place) for place in places]
+        given = [
+            use.params[place].value if place in use.params else argument_at(args, kwargs, place) for place in places
+        ]
 
         def compute(_: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
             if any(own and place in use.params for own, place in zip(batched, places, strict=True)):
@@ -472,83 +476,6 @@ class Recording(TorchFunctionMode):
         return view
 
 
-# -- functions that are computed in another way ----------------------------------------------------------
-
-
-def _attention(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """Scaled dot-product attention of all examples at once: vmap has no rule for it on every device."""
-    places = _held(args, kwargs)
-    given = [_at(args, kwargs, place) for place in places]
-    heads = [one for place, one in zip(places, given, strict=True) if place not in (3, "attn_mask")]
-    if recording.is_alone or any(one.dim() != 4 for one in heads):
-        return func(*args, **kwargs)
-    lots = max(len(one) for one in heads)  # that every example has of its own, mostly one
-
-    def compute(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
-        full = {}
-        for place, one, own in zip(places, physical, batched, strict=True):
-            one = one if own else one.unsqueeze(0)
-            one = one.reshape(len(one), *[1] * (5 - one.dim()), *one.shape[1:])
-            full[place] = one.expand(n, lots, *one.shape[2:]).flatten(0, 1)
-        out: Tensor = func(
-            *[full.get(place, value) for place, value in enumerate(args)],
-            **{name: full.get(name, value) for name, value in kwargs.items()},
-        ).unflatten(0, (n, lots))
-        return out
-
-    return recording.all_examples(compute, *given)
-
-
-def _pooled(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """Pooling of all examples' images at once, channels last in memory as convolutions left them."""
-    if recording.is_alone or args[0].dim() != 4 or kwargs.get("return_indices") or len(args) > 6:
-        return func(*args, **kwargs)
-
-    def compute(n: int, physical: list[Tensor], batched: list[bool]) -> Tensor:
-        images = physical[0] if batched[0] else physical[0].expand(n, *physical[0].shape)
-        out: Tensor = func(images.flatten(0, 1), *args[1:], **kwargs).unflatten(0, (n, -1))
-        return out
-
-    return recording.all_examples(compute, args[0])
-
-
-def _viewed(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """A view, or a copy where channels lie last in memory and the model does not expect it."""
-    return func(*args, **kwargs) if isinstance(args[1], torch.dtype) or kwargs else Tensor.reshape(*args)
-
-
-def _still_batched(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """Under vmap `requires_grad_` is not allowed; activations require what they need already."""
-    return func(*args, **kwargs) if recording.is_alone else args[0]
-
-
-def _refuse_statistics(_recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    if kwargs.get("training") or (len(args) > 5 and args[5]):
-        raise InvalidArgument("batch normalisation mixes examples; sgd.fix(model) makes it group normalisation")
-    return func(*args, **kwargs)
-
-
-INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
-    functional.scaled_dot_product_attention: _attention,
-    functional.max_pool2d: _pooled,
-    functional.avg_pool2d: _pooled,
-    functional.adaptive_avg_pool2d: _pooled,
-    functional.batch_norm: _refuse_statistics,
-    Tensor.view: _viewed,
-    Tensor.requires_grad_: _still_batched,
-}
-
-
-def _held(args: Sequence[Any], kwargs: dict[str, Any]) -> list[int | str]:
-    """Which arguments are tensors."""
-    every: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    return [place for place, value in every if isinstance(value, Tensor)]
-
-
-def _at(args: Sequence[Any], kwargs: dict[str, Any], place: int | str) -> Any:
-    return args[place] if isinstance(place, int) else kwargs[place]
-
-
 def _is_matrix(params: dict[int | str, ParameterView]) -> bool:
     return all(view.value.dim() == 2 for place, view in params.items() if place != 0) and len(params) <= 2
 
@@ -556,15 +483,25 @@ def _is_matrix(params: dict[int | str, ParameterView]) -> bool:
 def _shares_memory(result: Any, given: list[Tensor], key: object) -> bool:
     """Whether a result lies in the memory of a tensor that was given and that this program has not made."""
     older = [tensor for tensor in given if getattr(tensor, _MADE, None) is not key]
-    return any(
-        new is tensor or new.untyped_storage() is tensor.untyped_storage()
-        for new in tensors((result,))
-        for tensor in older
-    )
+    return any(new is tensor or _storage(new) is _storage(tensor) for new in tensors((result,)) for tensor in older)
+
+
+def _storage(tensor: Tensor) -> Any:
+    """The memory of a tensor; None of sparse ones, and of those inside the transforms of torch.func."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        return None
+
+
+def _is_transformed(tensor: Tensor) -> bool:
+    """Whether a tensor is one that a transform of torch.func, inside the program, has made."""
+    return tensor.layout is torch.strided and _storage(tensor) is None
 
 
 def _writes(name: str) -> bool:
-    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    plain = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return plain or name == "__setitem__" or name.startswith("__i")
 
 
 def _same(tensor: Tensor) -> Tensor:

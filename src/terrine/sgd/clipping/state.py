@@ -26,8 +26,10 @@ from torch import Tensor, nn
 
 _FOREIGN: tuple[str, ...] = ("torch", "numpy", "scipy", "sklearn", "terrine", "transformers", "peft", "timm")
 _FOREIGN += ("lightning", "accelerate", "rich", "builtins", "functools", "typing", "collections", "logging", "abc")
-_FOREIGN += ("enum", "dataclasses")
+_FOREIGN += ("enum", "dataclasses", "torchmetrics")
 """Packages into whose functions and classes nobody looks; their objects' attributes are seen all the same."""
+_BOOKKEEPING = ("terrine.sgd.steps", "terrine.sgd.release", "terrine.sgd.clipping.clipper")
+"""Modules of the run itself, which its optimizer's hooks lead to and which goes on while examples run."""
 _PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device | torch.Size | slice | range
 _SMALL = 4096  # numbers of a tensor that are compared
 _MOST = 200_000  # entries that are looked at
@@ -87,13 +89,18 @@ def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
     if isinstance(value, random.Random):
         return (id(value), hash(value.getstate())), []
     if isinstance(value, dict):
-        return (id(value), len(value)), [(f"[{key!r:.60}]", member) for key, member in value.items()]
+        return (id(value), len(value)), [
+            (f"[{key!r}]" if isinstance(key, _PLAIN) else f"[{type(key).__name__} {index}]", member)
+            for index, (key, member) in enumerate(value.items())
+        ]
     if isinstance(value, list | tuple | deque):
         own = None if isinstance(value, tuple) else id(value)
         return (own, len(value)), [(f"[{index}]", member) for index, member in enumerate(value)]
     if isinstance(value, set | frozenset):
         return (len(value), sorted(map(repr, value)) if len(value) < _SMALL else 0), []
     if isinstance(value, types.ModuleType | types.CodeType | types.BuiltinFunctionType | property):
+        return None, []
+    if type(value).__module__ in _BOOKKEEPING:
         return None, []
     if isinstance(value, functools.partial):
         return None, [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
@@ -115,7 +122,11 @@ def _describe_tensor(tensor: Tensor) -> Any:
     plain = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
     if isinstance(tensor, nn.Parameter) or not plain or tensor.numel() > _SMALL:
         return identity
-    return (*identity, _digest(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()))
+    try:
+        numbers = tensor.detach().cpu().contiguous().flatten()
+    except RuntimeError:  # it was kept from inside vmap, and holds nothing any more
+        return identity
+    return (*identity, _digest(numbers.view(torch.uint8).numpy().tobytes()))
 
 
 def _iterator_state(value: Any) -> Any:

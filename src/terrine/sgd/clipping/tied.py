@@ -18,30 +18,40 @@ import torch
 from torch import Tensor
 
 from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, Outer
+from terrine.sgd.clipping.contribution import outer as cheaper
 from terrine.sgd.clipping.ghost import certain, norms_rounded_up, squared_norms, wide, widest
 
 
 def combined(parts: Sequence[Contribution]) -> Contribution:
-    """What several uses of one parameter contribute in all."""
+    """What several uses of one parameter contribute in all.
+
+    Linear maps are merged into one of all their positions before anything becomes dense.
+    """
     if len(parts) == 1:
         return parts[0]
     outers = [part for part in parts if isinstance(part, Outer)]
     lookups = [part for part in parts if isinstance(part, Lookup)]
-    if len(outers) == len(parts):
-        return _outer(outers)
-    if len(lookups) == len(parts):
-        return _lookup(lookups)
-    if outers and len(outers) + len(lookups) == len(parts):
+    if outers and lookups and len(outers) + len(lookups) == len(parts):
         outer, lookup = _outer(outers), _lookup(lookups)
         if outer.shape == lookup.shape == (outer.gradients.shape[2], outer.inputs.shape[2]):
             return Tied(outer, lookup)
-    total = wide(parts[0].dense()).clone()
-    for part in parts[1:]:
+    merged: list[Contribution] = [part for part in parts if not isinstance(part, Outer | Lookup)]
+    if outers:
+        whole = _outer(outers)
+        merged.append(cheaper(whole.inputs, whole.gradients, whole.shape))
+    if lookups:
+        merged.append(_lookup(lookups))
+    if len(merged) == 1:
+        return merged[0]
+    total = wide(merged[0].dense()).clone()
+    for part in merged[1:]:
         total += part.dense()
     return Dense(total)
 
 
 def _outer(parts: list[Outer]) -> Outer:
+    if len(parts) == 1:
+        return parts[0]
     inputs, gradients = torch.cat([part.inputs for part in parts], 1), torch.cat([part.gradients for part in parts], 1)
     return Outer(inputs, gradients, parts[0].shape)
 

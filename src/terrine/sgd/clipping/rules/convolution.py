@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.sgd.clipping.contribution import Dense
-from terrine.sgd.clipping.convolved import Geometry, convolution
+from terrine.sgd.clipping.convolved import Geometry, convolution, is_much_larger
 from terrine.sgd.clipping.ghost import wide
 from terrine.sgd.clipping.parameter_view import ParameterView
-from terrine.sgd.clipping.use import Found, Use, rule_for
+from terrine.sgd.clipping.use import Found, Use, call, rule_for
 
 
 def _images(use: Use) -> Tensor:
@@ -27,16 +27,18 @@ def _images(use: Use) -> Tensor:
     image: Tensor = use.argument(0, "input")
     if image.dim() == use.argument(1, "weight").dim() + 1:
         image, use.folded = image.flatten(0, 1), True
-    dims = image.dim() - 2
-    if dims > 1 and image.device.type == "cpu":
-        layout = torch.channels_last if dims == 2 else torch.channels_last_3d
+    layout = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
+    on_cpu = image.dim() > 3 and image.device.type == "cpu"
+    if channels_last := on_cpu and not is_much_larger(use.argument(1, "weight"), image):
         image = image.contiguous(memory_format=layout)
+    elif on_cpu:
+        image = image.flatten(1).view(image.shape)  # as laid out anew: one pixel is contiguous in every layout
     if isinstance(name, str):
         use.kwargs[name] = image
     else:
         use.args = (image, *use.args[1:])
-    out: Tensor = use.function(*use.args, **use.kwargs)
-    return out if dims < 2 or image.device.type != "cpu" else out.contiguous(memory_format=layout)
+    out = call(use)
+    return out.contiguous(memory_format=layout) if channels_last else out
 
 
 @rule_for(functional.conv1d, functional.conv2d, functional.conv3d, forward=_images)

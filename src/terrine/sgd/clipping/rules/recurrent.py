@@ -1,17 +1,19 @@
-"""Recurrent layers, written out step by step: each step's maps are linear, and the uses of one map over time are
-positions of one linear map, cross terms included.
+"""Recurrent layers, written out step by step for all examples at once: each step's maps are linear, and the uses of
+one map over time are positions of one linear map, cross terms included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.use import COMPOSED, Unfollowed
+from terrine.sgd.clipping.parameter_view import ParameterView
+from terrine.sgd.clipping.use import COMPOSED, RULES, Unfollowed, Use
 
 if TYPE_CHECKING:
     from terrine.sgd.clipping.recording import Recording
@@ -52,40 +54,73 @@ def over_time(cell: Cell) -> Callable[..., Any]:
         if not isinstance(biased, bool):  # of a packed sequence, after its sizes and states, come the weights
             raise Unfollowed("recurrent layers on packed sequences have no rule")
         states = states if isinstance(states, list | tuple) else (states,)
+        params, batched = recording._places(tuple(weights), {})
+        if batched:
+            raise Unfollowed("recurrent layers whose weights are made from examples have no rule")
         ways = 2 if bidirectional else 1
-        each = len(weights) // (layers * ways)
-        projected = cell is _lstm and each == (5 if biased else 3)
-        lasts: list[State] = []
-        with recording:
-            x = x.transpose(0, 1) if batch_first else x
-            for layer in range(layers):
+        layer = len(weights) // (layers * ways)
+        given = [recording._copied(tensor) for tensor in (x, *states)]
+        values = [params[place].value if place in params else weight for place, weight in enumerate(weights)]
+
+        def compute(n: int, physical: list[Tensor], batched: list[bool]) -> tuple[Tensor, ...]:
+            own = [one if has else one.expand(n, *one.shape) for one, has in zip(physical, batched, strict=True)]
+            x, *states = [one.transpose(1, 2).flatten(0, 1) for one in own[: len(given)]]  # (sequences, ...)
+            x = own[0].flatten(0, 1) if batch_first else x
+            maps = _Maps(recording, physical[len(given) :], params, layer, biased)
+            lasts: list[State] = []
+            for index in range(layers):
                 outs = []
                 for way in range(ways):
-                    index = layer * ways + way
-                    start = tuple(state[index] for state in states)
-                    own = weights[index * each : (index + 1) * each]
-                    out, last = _layer(cell, x.flip(0) if way else x, start, own, projected)
-                    outs.append(out.flip(0) if way else out)
+                    place = index * ways + way
+                    start = tuple(state[:, place] for state in states)
+                    out, last = maps.run(cell, x.flip(1) if way else x, start, place)
+                    outs.append(out.flip(1) if way else out)
                     lasts.append(last)
                 x = torch.cat(outs, dim=-1) if ways > 1 else outs[0]
-                x = functional.dropout(x, dropout) if dropout and training and layer < layers - 1 else x
-            x = x.transpose(0, 1) if batch_first else x
-            return (x, *(torch.stack(kind) for kind in zip(*lasts, strict=True)))
+                if dropout and training and index < layers - 1:
+                    with recording:
+                        x = functional.dropout(x, dropout)
+            ends = [torch.stack(kind, 1).unflatten(0, (n, -1)).transpose(1, 2) for kind in zip(*lasts, strict=True)]
+            x = x.unflatten(0, (n, -1))
+            return (x if batch_first else x.transpose(1, 2), *ends)
+
+        return recording.all_examples(compute, *given, *values)
 
     return run
 
 
-def _layer(cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], projected: bool) -> tuple[Tensor, State]:
-    """One direction of one layer over (positions, examples, width)."""
-    w_in, w_hidden, *rest = weights
-    b_in, b_hidden = (rest[0], rest[1]) if len(rest) >= 2 else (None, None)
-    outputs = []
-    for step in functional.linear(x, w_in, b_in).unbind(0):
-        state = cell(step, functional.linear(state[0], w_hidden, b_hidden), state)
-        if projected:
-            state = (functional.linear(state[0], weights[-1]), *state[1:])
-        outputs.append(state[0])
-    return torch.stack(outputs), state
+@dataclass
+class _Maps:
+    """The linear maps of a recurrent layer, each use of which is recorded; `each` weights for a direction."""
+
+    recording: Recording
+    weights: list[Tensor]
+    params: dict[int | str, ParameterView]
+    each: int
+    biased: bool
+
+    def run(self, cell: Cell, x: Tensor, state: State, direction: int) -> tuple[Tensor, State]:
+        """One direction of one layer over (sequences, positions, width): its outputs and last state."""
+        w_in, w_hidden = direction * self.each, direction * self.each + 1
+        b_in, b_hidden = (w_in + 2, w_in + 3) if self.biased else (None, None)
+        projection = w_in + self.each - 1 if self.each == (5 if self.biased else 3) else None
+        outputs = []
+        for step in self._apply(x, w_in, b_in).unbind(1):
+            state = cell(step, self._apply(state[0], w_hidden, b_hidden), state)
+            if projection is not None:
+                state = (self._apply(state[0], projection, None), *state[1:])
+            outputs.append(state[0])
+        return torch.stack(outputs, 1), state
+
+    def _apply(self, x: Tensor, weight: int, bias: int | None) -> Tensor:
+        args = (x, self.weights[weight], None if bias is None else self.weights[bias])
+        places = {1: weight, 2: bias}
+        params: dict[int | str, ParameterView] = {
+            at: self.params[place] for at, place in places.items() if place is not None and place in self.params
+        }
+        use = Use(functional.linear, args, {}, params, self.recording.units)
+        out = functional.linear(*args)
+        return self.recording._recorded(out, use, RULES[functional.linear]) if params else out
 
 
 COMPOSED[torch.lstm] = over_time(_lstm)
