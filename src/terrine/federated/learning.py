@@ -44,7 +44,7 @@ from terrine.federated.sums import Central
 from terrine.mechanisms import exact
 from terrine.receipts import Charged, Payment, Receipt
 from terrine.rng import Source
-from terrine.sgd.checkpoint import Checkpoint, KeptRun
+from terrine.sgd.checkpoint import Checkpoint, KeptRun, load_run
 from terrine.sgd.correlated import CorrelatedNoise
 
 Rows = tuple[Tensor, Tensor]
@@ -382,7 +382,7 @@ class Federation:
                 self._order = Key(kept.count.secret)
             if kept.record is None:
                 return
-            kept.restore(self.model, self._optimizer)
+            load_run(kept.path, self.model, self._optimizer, (kept.record["model"], kept.record["optimizer"]))
             self._begun, self._bound = kept.count.number, kept.record["bound"]
             self._check_turns(kept.path)
             self.history.rounds = self._begun
@@ -407,7 +407,7 @@ class Federation:
     def _save(self, seen: int) -> None:
         """Save everything; the model has seen so many rounds."""
         if self._kept is not None:
-            self._kept.save(seen, self._bound, self.model, self._optimizer)
+            self._kept.save(seen, self._bound, self.model.state_dict(), self._optimizer.state_dict())
 
     def _gone(self, drawn: Drawn, rng: Source) -> set[int]:
         """Dropouts, alike for clients that were drawn and for those that stand in."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
@@ -212,6 +212,11 @@ def digest_value(value: Any) -> str:
     return digest.hexdigest()
 
 
+def digest_model(model: nn.Module) -> str:
+    """Return a digest of a model's parameters and buffers."""
+    return digest_value([*model.named_parameters(), *model.named_buffers()])
+
+
 def _parts(value: Any) -> Iterator[tuple[str, bytes | memoryview]]:
     """The types and bytes of the numbers and text in a value; of anything else, the type alone."""
     kind = type(value).__name__
@@ -267,4 +272,4 @@ def _check_map_style(dataset: Any) -> None:
         raise InvalidArgument(f"dataset is a {name}: want a map-style Dataset or a tuple of tensors")
 
 
-__all__ = ["Asked", "Collate", "Part", "RowReader", "cut_lot", "digest_value"]
+__all__ = ["Asked", "Collate", "Part", "RowReader", "cut_lot", "digest_model", "digest_value"]

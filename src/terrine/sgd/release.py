@@ -10,13 +10,15 @@ clamped numbers, released in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument
-from terrine.sgd import distributed
+from terrine.sgd import distributed, sharding
 from terrine.sgd.clipping import Clipped, ClippingRule
 from terrine.sgd.clipping.policy import refuse_strange
 from terrine.sgd.correlated import CorrelatedNoise
@@ -38,6 +40,7 @@ class Release:
         if plan.correlated is not None and plan.correlated.bands > 1 and plan.private:
             self._correlated = CorrelatedNoise(plan.correlated, key, parameters.values(), first=taken)
         self.sums: dict[str, Tensor] = {}
+        self.norm: Tensor | None = None  # of the last noisy gradient, where each process has a part of it
         self._within = 0.0
         self._measured = torch.zeros(len(plan.metrics), dtype=torch.float64)
 
@@ -71,8 +74,11 @@ class Release:
             self.key.draw(Purpose.NOISE, self.taken).protect(totals, deviation, over=self.plan.lot)
         else:
             self._correlated.protect(totals, self.taken, deviation, over=self.plan.lot)
+        is_sharded = any(map(sharding.is_part, self.parameters.values()))
+        self.norm = join_norms(totals) if is_sharded else None
         for parameter, total in zip(self.parameters.values(), totals, strict=True):
-            parameter.grad = total if total.dtype is parameter.dtype else total.to(parameter.dtype)
+            total = total if total.dtype is parameter.dtype else total.to(parameter.dtype)
+            parameter.grad = sharding.take_part(total, parameter)
         for group in optimizer.param_groups:
             if "noise_variance" in group:  # DP-AdamBC takes out what the noise adds to its second moment
                 group["noise_variance"] = self._variance(deviation / self.plan.lot)
@@ -91,7 +97,8 @@ class Release:
     def _total(self, name: str, parameter: nn.Parameter) -> Tensor:
         total = self.sums.get(name)
         if total is None:
-            return torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
         return total if total.is_contiguous() else total.contiguous()
 
     def _variance(self, deviation: float) -> float:
@@ -118,3 +125,9 @@ class Release:
         deviation = rule.count_noise(self.plan.lot) * self.plan.sampling.reach / 2 if self.plan.private else 0.0
         self.key.draw(Purpose.QUANTILE, self.taken).protect(count.view(1), deviation)
         self.bound = rule.following(self.bound, float(count) / self.plan.lot + 0.5)
+
+
+def join_norms(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the norm of gradients as one long vector."""
+    norm: Tensor = torch.stack([gradient.norm().float() for gradient in gradients]).norm()
+    return norm

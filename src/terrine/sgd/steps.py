@@ -12,6 +12,7 @@ Whatever the loop does with the gradient is post-processing.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,20 +28,21 @@ from torch.optim import Optimizer
 from terrine import check
 from terrine.common import generators
 from terrine.common.keys import Key, Purpose
-from terrine.errors import InvalidArgument, OutOfOrder
-from terrine.events import Composed, Event, Reproducible
+from terrine.errors import OutOfOrder
+from terrine.events import Event
 from terrine.receipts import Charged
-from terrine.sgd import distributed
-from terrine.sgd.checkpoint import Checkpoint, KeptRun
+from terrine.sgd import distributed, sharding
+from terrine.sgd.checkpoint import Checkpoint, KeptRun, charge_run, describe_plan, load_run, open_run
 from terrine.sgd.clipping import Clipped, Clipper, ClippingRule
 from terrine.sgd.clipping.alone import flatten_batch
+from terrine.sgd.clipping.examples import trained
 from terrine.sgd.clipping.policy import refuse_strange
-from terrine.sgd.dataset import Asked, Collate, Part, RowReader, cut_lot, digest_value
+from terrine.sgd.dataset import Asked, Collate, Part, RowReader, cut_lot, digest_model
 from terrine.sgd.devices import find_device, move_batch
 from terrine.sgd.layers import validate
 from terrine.sgd.loss import Loss
 from terrine.sgd.plan import Plan
-from terrine.sgd.release import Release
+from terrine.sgd.release import Release, join_norms
 from terrine.sgd.setup import check_mode, check_optimizer, check_parameters, unwrap
 
 log = logging.getLogger("terrine.sgd")
@@ -144,46 +146,49 @@ def start(
     `looks` is what the run does to private data beside the plan, such as a paid-for validation; it is charged with it.
     `roots` are what the loss's state is reached from, instead of the loss itself.
     """
-    bare = unwrap(model)
-    validate(bare)
-    home = find_device(bare, device)
-    optimizer = check_optimizer(bare, optimizer)
-    check_mode(bare)
-    workers = check.whole("workers", workers, at_least=0)
-    reader = RowReader(dataset, plan, person, collate=collate, workers=workers)
-    if clipper is None:
-        assert loss is not None
-        clipper = Clipper(
-            bare, loss, microbatch=microbatch, memory=memory, precision=precision, reads_values=reads_values,
-            roots=roots,
-        )  # fmt: skip
-    refuse_strange(plan.clip_at(0, plan.first_bound), clipper.parameters)
-    first = move_batch(reader.first(), home)
-    clipper.try_out(first)
-    if distributed.share()[1] > 1:
-        distributed.check_same(plan=repr(plan), data_set=reader.digest(), model=_digest_model(bare))
-    place = Checkpoint.at(checkpoint)
-    kept = KeptRun(place, repr(plan)) if place is not None and distributed.is_first() else None
+    bare, place = unwrap(model), Checkpoint.at(checkpoint)
     limit = plan.steps if limit is None else min(limit, plan.steps)
-    record = None if kept is None else kept.record
-    if kept is not None:
-        _check_record(kept, limit, looks)
-    receipt = None if record is None else record["charged_to"]
-    if account is not None and distributed.is_first() and not _is_charged(account, receipt):
-        event = plan.event_after(limit)
-        if looks is not None:
-            event = Composed([event, looks if plan.seed is None else Reproducible(looks)])
-        try:
-            receipt = _receipt(account, account.charge(event, purpose=purpose, by=by))
-        except BaseException:
-            if kept is not None and record is None:
-                kept.count.remove()
-            raise
-    steps = PrivateSteps(clipper, reader, optimizer, plan, first=first, limit=limit, device=home, kept=kept)
-    if kept is not None:
-        kept.begin(limit=limit, looks=repr(looks), charged_to=receipt)
-        if record is None:
+    with distributed.together():
+        home = find_device(bare, device)
+        optimizer = check_optimizer(bare, optimizer)
+        check_mode(bare)
+        workers = check.whole("workers", workers, at_least=0)
+        reader = RowReader(dataset, plan, person, collate=collate, workers=workers)
+    with distributed.together(), sharding.gather(bare):
+        validate(bare)
+        if clipper is None:
+            assert loss is not None
+            clipper = Clipper(
+                bare, loss, microbatch=microbatch, memory=memory, precision=precision, reads_values=reads_values,
+                roots=roots,
+            )  # fmt: skip
+        refuse_strange(plan.clip_at(0, plan.first_bound), clipper.parameters)
+        first = move_batch(reader.first(), home)
+        clipper.try_out(first)
+        same: dict[str, Any] = {}
+        if distributed.share()[1] > 1:
+            same = {"plan": describe_plan(plan), "steps": limit, "looks": repr(looks), "precision": precision}
+            same |= {"data_set": reader.digest(), "model": digest_model(bare), "checkpoint": place is not None}
+    distributed.check_same(**same)
+    kept: list[KeptRun] = []  # of the first process
+    try:
+        taken, bound, secret, state = distributed.run_on_first(lambda: open_run(place, plan, limit, looks, kept))
+        if state is not None and place is not None:
+            with distributed.together():
+                load_run(place.path, bare, optimizer, state)
+        distributed.run_on_first(lambda: charge_run(account, plan, limit, looks, kept, purpose, by))
+        steps = PrivateSteps(
+            clipper, reader, optimizer, plan, first=first, limit=limit, device=home, taken=taken, secret=secret,
+            kept=kept[0] if kept else None, is_kept=place is not None,
+        )  # fmt: skip
+        if bound is not None:
+            steps.release.bound = bound
+        if state is None:
             steps.save()
+    except BaseException:
+        for run in kept:
+            run.abandon()
+        raise
     return steps
 
 
@@ -198,7 +203,8 @@ class PrivateStep:
     metrics: Mapping[str, float]
     """Noisy means over the lot of what the plan measures."""
     gradients: tuple[Tensor, ...]
-    """The noisy gradients, as they are in the parameters."""
+    """The noisy gradients, as they are in the parameters: where the model is sharded, this process' parts."""
+    norm: Tensor | None = None
 
     @property
     def epsilon(self) -> float:
@@ -211,7 +217,7 @@ class PrivateStep:
     @cached_property
     def gradient_norm(self) -> float:
         """The norm of the noisy gradient."""
-        return float(torch.stack([gradient.norm().float() for gradient in self.gradients]).norm())
+        return float(join_norms(self.gradients) if self.norm is None else self.norm)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("step", "backward", "zero_grad"):
@@ -262,25 +268,22 @@ class PrivateSteps:
         first: Any,
         limit: int,
         device: torch.device | None,
+        taken: int,
+        secret: bytes | None,
         kept: KeptRun | None,
+        is_kept: bool,
     ) -> None:
         self.plan, self.optimizer, self._clipper = plan, optimizer, clipper
         self.observer: Observer | None = None
         self._reader, self._device, self._kept = reader, device, kept
-        taken, bound = 0, None
-        if kept is not None and kept.record is not None:
-            kept.restore(clipper.model, optimizer)
-            taken, bound = kept.count.number, kept.record["bound"]
-        taken, bound = distributed.from_first((taken, bound))
-        if distributed.share()[1] > 1 and taken:
-            _share_state(clipper.model, optimizer)
+        self._is_sharded, self._is_kept = sharding.is_sharded(clipper.model), is_kept
         key = distributed.agreed(Key.fresh() if plan.seed is None else Key.seeded(plan.seed))
-        self._lots = key
-        if plan.seed is None and getattr(plan.sampling, "remembers", True):
-            self._lots = distributed.agreed(key if kept is None else Key(kept.count.secret))
-        self.release = Release(clipper.parameters, plan, key, limit=limit, taken=taken)
-        if bound is not None:
-            self.release.bound = bound
+        self._lots = key  # a run that goes on keeps its order of the examples, where it has one
+        if plan.seed is None and getattr(plan.sampling, "remembers", True) and secret is not None:
+            self._lots = Key(secret)
+        parameters = trained(clipper.model) if self._is_sharded else clipper.parameters
+        self.release = Release(parameters, plan, key, limit=limit, taken=taken)
+        self._turn = threading.Lock()
         self._size = _rows_at_once(first, reader.people is not None, plan)
         self._closed = self._pending = self._is_over = False
         self._ahead: deque[tuple[Part, int]] = deque()  # workers read further parts while one is in use
@@ -299,22 +302,31 @@ class PrivateSteps:
         return self
 
     def __next__(self) -> PrivateStep:
+        if not self._turn.acquire(blocking=False):
+            raise OutOfOrder("steps: a step is under way, in another thread or in the loss; want one at a time")
+        try:
+            return self._take_step()
+        finally:
+            self._turn.release()
+
+    def _take_step(self) -> PrivateStep:
         if self._closed:
             raise OutOfOrder("steps: the run was closed; want private_steps(...) again")
         self._end_step()
         if self.release.taken >= self.release.limit:
             self._finish()
             raise StopIteration
-        check_mode(self._clipper.model)
-        if self.release.taken % 50 == 0:
-            check_parameters(self._clipper.model, self.release.parameters)
         begun = time.perf_counter()
         try:
-            with generators.untouched():
-                self._add_up()
-            self._is_whole = False
-            if self._kept is not None:
-                self._kept.count.advance(self.release.taken + 1)
+            with distributed.together(step=self.release.taken, number_of_optimizer_steps=self._stepped):
+                check_mode(self._clipper.model)
+                if self.release.taken % 50 == 0:
+                    check_parameters(self._clipper.model, self.release.parameters)
+                with generators.untouched(), sharding.gather(self._clipper.model):
+                    self._add_up()
+                self._is_whole = False
+                if self._kept is not None:
+                    self._kept.count.advance(self.release.taken + 1)
             if self.observer is not None:
                 self.observer.join(self.release)
             metrics = self.release.release(self.optimizer)
@@ -325,8 +337,9 @@ class PrivateSteps:
             raise
         self._pending = True
         self._released += 1
+        seconds, norm = time.perf_counter() - begun, self.release.norm
         gradients = tuple(one.grad for one in self.release.parameters.values() if one.grad is not None)
-        return PrivateStep(self.release.taken, self.plan, time.perf_counter() - begun, metrics, gradients)
+        return PrivateStep(self.release.taken, self.plan, seconds, metrics, gradients, norm)
 
     @property
     def number(self) -> int:
@@ -346,23 +359,33 @@ class PrivateSteps:
     def keep(self, **others: Any) -> None:
         """Have the checkpoint hold more, such as a learning-rate schedule; restores them where it goes on.
 
-        Raises: OutOfOrder where there is no checkpoint.
+        Raises:
+            OutOfOrder: there is no checkpoint.
+            InvalidArgument: one has no state, or another than was saved.
         """
-        if self._kept is None:
-            if distributed.is_first():
-                raise OutOfOrder("steps.keep: there is no checkpoint; want private_steps(..., checkpoint=path)")
-            return
-        self._kept.keep(others)
+        if not self._is_kept:
+            raise OutOfOrder("steps.keep: there is no checkpoint; want private_steps(..., checkpoint=path)")
+        kept = self._kept
+        saved = distributed.run_on_first(lambda: None if kept is None else kept.keep(others))
+        for name, state in (saved or {}).items():
+            if kept is None and name in others:
+                others[name].load_state_dict(state)
 
     def save(self) -> None:
-        """Save the model as it is, where there is a checkpoint."""
+        """Save the model as it is, where there is a checkpoint; a sharded model by all processes at once."""
+        if not self._is_kept or not (self._is_sharded or self._kept is not None):
+            return
+        states = self._clipper.model.state_dict(), self.optimizer.state_dict()
+        if self._is_sharded:
+            states = sharding.join_parts(states, keep=self._kept is not None)
         if self._kept is not None:
-            self._kept.save(self.release.taken, self.release.bound, self._clipper.model, self.optimizer)
+            self._kept.save(self.release.taken, self.release.bound, *states)
 
     def close(self) -> None:
         """End the run before its last step; a checkpoint is saved, and may be gone on from."""
-        if self._kept is not None and self._is_whole and not self._closed:
-            self._kept.save_once(self.release.taken, self.release.bound, self._clipper.model, self.optimizer)
+        is_saved = self._kept is None or self._kept.is_saved(self.release.taken)
+        if self._is_whole and not self._closed and not (is_saved or self._is_sharded):
+            self.save()
         self._closed, self._pending = True, False
         self._leave()
 
@@ -373,11 +396,16 @@ class PrivateSteps:
         self._pending, self._is_whole = False, True
         if self._stepped == 0 and self._released == 1:
             log.warning("the optimizer that was given to private_steps was not stepped in the first turn")
-        if self._kept is not None and self._kept.is_due(self.release.taken):
+        if self._is_kept and self._is_due():
             self.save()
 
+    def _is_due(self) -> bool:
+        """Whether to save now: of a sharded model every process says the same."""
+        is_due = self._kept is not None and self._kept.is_due(self.release.taken)
+        return bool(distributed.from_first(is_due)) if self._is_sharded else is_due
+
     def _finish(self) -> None:
-        if not self._is_over and self._kept is not None:
+        if not self._is_over:
             self.save()
         self._is_over = True
         self._leave()
@@ -402,7 +430,6 @@ class PrivateSteps:
             is_last = part.is_last
             generators.seed(self._seed(Purpose.TRAINING, self.release.taken, place))
             self._add_part(move_batch(batch, self._device), part)
-        distributed.check_same(step=self.release.taken)
         self._clipper.check_failures()
 
     def _add_part(self, batch: Any, part: Part) -> None:
@@ -464,40 +491,6 @@ def _rows_at_once(first: Any, of_people: bool, plan: Plan) -> int:
     leaves = [leaf for leaf in flatten_batch(first)[0] if isinstance(leaf, Tensor)]
     size = sum(leaf[:1].numel() * leaf.element_size() for leaf in leaves)
     return max(1, int(_READ / max(size, 1)) // (plan.rows_per_person or 1 if of_people else 1))
-
-
-def _digest_model(model: nn.Module) -> str:
-    return digest_value([(name, value) for name, value in model.state_dict().items()])
-
-
-def _share_state(model: nn.Module, optimizer: Optimizer) -> None:
-    """Give every process the state that the first has read from its checkpoint."""
-    state = distributed.from_first((model.state_dict(), optimizer.state_dict()) if distributed.is_first() else None)
-    model.load_state_dict(state[0])
-    optimizer.load_state_dict(state[1])
-
-
-def _check_record(kept: KeptRun, limit: int, looks: Event | None) -> None:
-    if kept.record is None:
-        return
-    if kept.record["limit"] != limit:
-        begun = f"the run in {kept.path} was begun, and charged, for {kept.record['limit']} steps"
-        raise InvalidArgument(f"limit={limit}: {begun}")
-    if kept.record["looks"] != repr(looks):
-        raise InvalidArgument(f"validation: the run in {kept.path} was begun, and charged, with another")
-
-
-def _receipt(account: Charged, charge: Any) -> str:
-    """What shows later that this account was charged: the charge's own hash, or the account's name."""
-    return str(getattr(charge, "hash", None) or getattr(account, "name", type(account).__name__))
-
-
-def _is_charged(account: Charged, receipt: str | None) -> bool:
-    if receipt is None:
-        return False
-    if callable(history := getattr(account, "history", None)):
-        return any(getattr(charge, "hash", None) == receipt for charge in history())
-    return receipt == _receipt(account, None)
 
 
 __all__ = ["Observer", "PrivateStep", "PrivateSteps", "private_steps", "start"]

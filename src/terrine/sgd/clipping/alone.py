@@ -33,8 +33,8 @@ from terrine.sgd.clipping.use import Unfollowed
 log = logging.getLogger("terrine.sgd")
 
 _CHECKPOINTED = "terrine: saved tensors are recomputed"
-_VMAPS = ("vmap", "functorch", "batching rule", "batchedtensor", "is not implemented for", _CHECKPOINTED)
-_VMAPS += ("doesn't match the broadcast shape",)  # of a tensor that is written to, and that all examples share
+_SHARED = "doesn't match the broadcast shape"  # of a tensor that is written to, and that all examples share
+_VMAPS = ("vmap", "functorch", "batching rule", "batchedtensor", "is not implemented for", _CHECKPOINTED, _SHARED)
 _PATIENCE = 3  # microbatches that may fail under vmap before examples go one by one for good
 
 
