@@ -46,7 +46,7 @@ class Way:
     shielded: bool = False
     one_by_one: bool = False
     failures: int = 0
-    calls: int = 0  # of clipped sums
+    sums: dict[Any, int] = field(default_factory=dict)  # by the program of a loss: how often it was clipped and summed
     costs: dict[Any, Cost] = field(default_factory=dict)  # of one example, by the shapes of its inputs
 
     def give_way(self, failure: Exception) -> bool:

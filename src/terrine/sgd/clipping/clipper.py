@@ -92,9 +92,12 @@ def clipped_sum(
     clipper = Clipper(model, loss, microbatch=microbatch, memory=memory, precision=precision, reads_values=reads_values)
     rule = as_rule(clip)
     refuse_strange(rule, clipper.parameters)
+    sums, program = way_of(model).sums, getattr(loss, "__code__", type(loss))
+    clipper.calls = sums.get(program, 0)  # what was tried for one batch need not be tried for the next
     clipper.try_out(batch)
     clipped = clipper.add_up(batch, rule, rows)
     clipper.check_failures()
+    sums[program] = clipper.calls
     return clipped
 
 
@@ -125,7 +128,7 @@ class Clipper:
         self._way = way_of(model)
         self._device = next((parameter.device for parameter in self.parameters.values()), torch.device("cpu"))
         self.losses, self.failure = torch.zeros(0), None  # type: Tensor, Exception | None
-        self._failed = self._units = 0
+        self._failed = self._units = self.calls = 0
 
     def try_out(self, batch: Any) -> None:
         """Run the loss once on made-up rows of a batch's shape, which tell nothing of it.
@@ -136,9 +139,9 @@ class Clipper:
             InvalidArgument: the loss depends on no parameter of the model, or fails on made-up rows.
         """
         leaves, nesting, size = flatten_batch(batch)
-        if self._way.calls or not size or not self.parameters:
+        if self.calls or not size or not self.parameters:
             return
-        self._way.calls = 1
+        self.calls = 1
         failures: list[Exception] = []
         with generators.seeded(secrets.token_bytes(32)):  # a program that seeds them itself is noticed
             for value in (0, 1):
@@ -152,12 +155,12 @@ class Clipper:
                     self._try_out(_Rows(made_up, nesting))
                     return
                 except TerrineError:
-                    self._way.calls = 0
+                    self.calls = 0
                     raise
                 except Exception as failure:  # made-up rows may be none that the program takes
                     failures.append(failure)
         if not is_out_of_memory(failures[-1]) and isinstance(failures[-1], _MISTAKES):
-            self._way.calls = 0
+            self.calls = 0
             reason = str(failures[-1]).splitlines()[0] if str(failures[-1]) else ""
             raise InvalidArgument(
                 f"loss: fails on a made-up example ({type(failures[-1]).__name__}: {reason}); want a function of "
@@ -200,8 +203,8 @@ class Clipper:
         self._units += units
         if not units or not self.parameters:
             return Clipped(sums.totals(), torch.zeros(units, device=self._device))
-        looks = self._way.calls <= _LOOKED_AT or secrets.randbelow(_ONE_IN) == 0 or self._reads_values
-        self._way.calls += 1
+        looks = self.calls <= _LOOKED_AT or secrets.randbelow(_ONE_IN) == 0 or self._reads_values
+        self.calls += 1
         reachable = Reachable(self._roots) if looks else None
         norms, losses, order = [], [], []
         for each, who, starts in _by_rows(people, size):
