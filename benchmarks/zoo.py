@@ -146,7 +146,9 @@ STEPS = {step.__name__: step for step in (plain, private, hooks, ghost, ew)}
 
 def compare(family: Family) -> float:
     """The largest relative deviation from one example after the other, in float64."""
-    model = fixed(make_model(family)).double()
+    model: Any = fixed(make_model(family)).double()
+    if hasattr(getattr(model, "config", None), "num_local_experts"):
+        model.set_experts_implementation("batched_mm")  # as grouped_mm has no float64
     batch = {name: (one.double() if one.is_floating_point() else one)[:4] for name, one in family.batch().items()}
     loss = loss_of(family)
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
