@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from terrine.errors import InvalidArgument
 from terrine.sgd import clipped_sum
-from terrine.sgd.clipping import contribution, ghost
+from terrine.sgd.clipping import contribution, ghost, parameter_view
 from terrine.sgd.clipping.alone import way_of
 from terrine.sgd.clipping.contribution import Dense, Lookup, Outer
 from terrine.sgd.clipping.convolved import Convolved, Geometry
@@ -89,6 +89,19 @@ def test_clipped_sums_are_the_loop(name):
     build, shape = MODELS[name]
     torch.manual_seed(1)
     check(build(), *shape)
+
+
+def test_large_computed_weights_are_not_kept_for_every_example(monkeypatch):
+    for limit in ("_KEPT", "_AT_ONCE"):
+        monkeypatch.setattr(parameter_view, limit, 100)
+    torch.manual_seed(1)
+    check(nn.Sequential(Standardised(), nn.Tanh(), nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 2, 3))), 3, 5, 5)
+    x, y = torch.randn(4, 3, 5, 5), torch.randn(4, 4, 3, 3)
+    x[1] = torch.nan
+    model = Standardised()
+    others = [0, 2, 3]
+    found = clipped_sum(model, CRITERION, x, y, clip=0.5)
+    assert_same(found._replace(norms=found.norms[others]), loop(model, CRITERION, x[others], y[others], 0.5), 1e-4)
 
 
 @pytest.mark.parametrize("frozen", ["weight", "bias", "both"])
