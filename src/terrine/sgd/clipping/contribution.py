@@ -154,13 +154,15 @@ class Lookup:
         return Lookup(self.tokens, without(self.gradients, units), self.shape)
 
 
-def summed_by_token(tokens: Tensor, rows: Tensor, place: Tensor, weight: Tensor, vocabulary: int) -> Tensor:
+def summed_by_token(
+    tokens: Tensor, rows: Tensor, place: Tensor, weight: Tensor, vocabulary: int, order: Tensor | None = None
+) -> Tensor:
     """(vocabulary, d): for every token, the sum of weight_j rows_(place_j) over all j that have it.
 
     Places in the order of their tokens are bags, one for each token: their sum reads every row once, and adds up in
-    the same order on every device.
+    the same order on every device. `order` is that of the tokens, where it is known.
     """
-    order = tokens.argsort(stable=True)
+    order = tokens.argsort(stable=True) if order is None else order
     if is_asynchronous(tokens):  # bincount would wait for the largest token
         counts = tokens.new_zeros(vocabulary).index_add_(0, tokens, torch.ones_like(tokens))
     else:

@@ -7,6 +7,7 @@ weighted; in the form with offsets a bag is a run of the flat token list.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -94,8 +95,7 @@ class Bags:
     shape: tuple[int, ...]
 
     def squares(self) -> Tensor:
-        token, order = self.tokens.sort(stable=True)
-        bags = self.bags[order]
+        token, bags, order = self.tokens[self._order], self.bags[self._order], self._order
         first = torch.ones_like(bags, dtype=torch.bool)
         first[1:] = (token[1:] != token[:-1]) | (bags[1:] != bags[:-1])
         pair = first.cumsum(0) - 1
@@ -106,7 +106,12 @@ class Bags:
 
     def weighted_sum(self, factor: Tensor) -> Tensor:
         weight = factor.to(self.share.dtype)[self.bags] * self.share
-        return summed_by_token(self.tokens, self.gradients, self.bags, weight, self.shape[0])
+        return summed_by_token(self.tokens, self.gradients, self.bags, weight, self.shape[0], self._order)
+
+    @cached_property
+    def _order(self) -> Tensor:
+        """The order of the tokens, those of one bag that are alike side by side."""
+        return self.tokens.argsort(stable=True)
 
     def dense(self) -> Tensor:
         n = len(self.gradients)
