@@ -21,6 +21,7 @@ from terrine.common import generators
 from terrine.common.keys import Key
 from terrine.common.people import People
 from terrine.errors import InvalidArgument
+from terrine.sgd.clipping.state import Watch
 from terrine.sgd.plan import Plan
 from terrine.sgd.sampling import Indices
 
@@ -125,7 +126,7 @@ class _Reader(Dataset[Any]):
     """Reads a lot's examples, here or in a worker process."""
 
     def __init__(self, dataset: Any, collate: Collate) -> None:
-        self._dataset, self._collate = dataset, collate
+        self._dataset, self._collate, self._watch = dataset, collate, Watch({"collate": collate})
 
     def __getitem__(self, asked: Asked) -> Any:
         indices, seed = asked
@@ -134,7 +135,8 @@ class _Reader(Dataset[Any]):
             return empty_like(self._collate([self._dataset[0]]))
         examples = [self._dataset[index] for index in indices.tolist()]  # one by one: `__getitems__` could mix them
         if self._collate is not default_collate:
-            return collated(self._collate, examples)
+            with self._watch.watching():
+                return collated(self._collate, examples)
         try:
             return default_collate(examples)
         except RuntimeError as error:

@@ -138,7 +138,7 @@ _SUSPECT = (_BatchNorm, _InstanceNorm, nn.Embedding, nn.EmbeddingBag, torch.jit.
 def _own_fault(module: nn.Module) -> str:
     """The fault of a module of a suspect class, if it has one."""
     if isinstance(module, _BatchNorm):
-        frozen = not module.training and not any(p.requires_grad for p in module.parameters())
+        frozen = not module.training and module.running_mean is not None
         return "" if frozen else "mixes examples; sgd.fix(model) makes it a GroupNorm"
     if isinstance(module, _InstanceNorm):
         tracks = module.track_running_stats

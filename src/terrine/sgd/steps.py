@@ -321,8 +321,7 @@ class PrivateSteps:
         try:
             with distributed.together(step=self.release.taken, number_of_optimizer_steps=self._stepped):
                 check_mode(self._clipper.model)
-                if self.release.taken % 50 == 0:
-                    check_parameters(self._clipper.model, self.release.parameters)
+                check_parameters(self._clipper.model, self.release.parameters)
                 has_drawn = True
                 with generators.untouched(), sharding.gather(self._clipper.model):
                     self._add_up()

@@ -40,7 +40,7 @@ from terrine.sgd.clipping.examples import trained
 from terrine.sgd.clipping.microbatches import FIRST, cut
 from terrine.sgd.clipping.policy import ClippingRule, as_rule, refuse_strange
 from terrine.sgd.clipping.recording import Divided, Recording
-from terrine.sgd.clipping.state import Reachable, Watch, check_state
+from terrine.sgd.clipping.state import Reachable, Watch, caller, check_state
 from terrine.sgd.clipping.summing import Clipped, ClippedSums
 from terrine.sgd.clipping.use import ANCHOR, Unfollowed
 from terrine.sgd.layers import validate
@@ -93,7 +93,11 @@ def clipped_sum(
     sums, program = way_of(model).sums, getattr(loss, "__code__", type(loss))
     clipper.calls = sums.get(program, 0)  # what was tried for one batch need not be tried for the next
     clipper.try_out(batch)
-    clipped = clipper.add_up(batch, rule, rows)
+    drawn = torch.randint(
+        256, (32,), dtype=torch.uint8, device="cpu"
+    )  # so that no state that was kept is the present one
+    with generators.seeded(drawn.numpy().tobytes()):
+        clipped = clipper.add_up(batch, rule, rows)
     clipper.check_failures()
     sums[program] = clipper.calls
     return clipped
@@ -163,8 +167,8 @@ class Clipper:
             self.calls = 0
             reason = str(failures[-1]).splitlines()[0] if str(failures[-1]) else ""
             raise InvalidArgument(
-                f"loss: fails on a made-up example ({type(failures[-1]).__name__}: {reason}); want a function of "
-                "(model, batch) for a batch of one, or a criterion"
+                f"loss: {caller(failures[-1])} fails on a made-up example ({type(failures[-1]).__name__}: {reason}); "
+                "want a function of (model, batch) for a batch of one, or a criterion"
             ) from failures[-1]
 
     def _try_out(self, rows: _Rows) -> None:
@@ -389,7 +393,7 @@ class Clipper:
         with half:
             value = self._loss(self.model, rows.nest(row))
         if not isinstance(value, Tensor):
-            raise InvalidArgument(f"loss: want a tensor for a batch of one, got {type(value).__name__}")
+            raise TypeError(f"want a tensor for a batch of one, got {type(value).__name__}")
         return value.sum()
 
 

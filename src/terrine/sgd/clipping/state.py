@@ -17,6 +17,7 @@ import io
 import math
 import random
 import time
+import traceback
 import types
 import weakref
 from array import array
@@ -147,7 +148,9 @@ def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
     if isinstance(value, set | frozenset):
         return (len(value), sorted(map(repr, value)) if len(value) < _SMALL else 0), []
     if isinstance(value, types.BuiltinFunctionType):  # such as a list's append
-        return None, [] if isinstance(value.__self__, types.ModuleType | None) else [(".self", value.__self__)]
+        owner = value.__self__
+        hides = not isinstance(owner, types.ModuleType | None)
+        return None, [(f" ({value.__name__} of a {type(owner).__name__})", owner)] if hides else []
     if isinstance(value, types.ModuleType | types.CodeType | property):
         return None, []
     if type(value).__module__ in _BOOKKEEPING:
@@ -236,14 +239,12 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def caller() -> str:
-    """Where the caller's own code is: the innermost frame that is neither of torch's nor of this library's."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("torch", "terrine"):
-            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
-        frame = frame.f_back
+def caller(failure: BaseException | None = None) -> str:
+    """Where the caller's own code is, now or in a failure: the innermost line of neither torch nor this library."""
+    steps = traceback.walk_stack(None) if failure is None else reversed(list(traceback.walk_tb(failure.__traceback__)))
+    for frame, line in steps:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "terrine"):
+            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{line}"
     return "the loss"
 
 
