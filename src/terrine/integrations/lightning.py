@@ -237,8 +237,7 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     def save_checkpoint(self, *args: Any, **others: Any) -> None:
         """Save Lightning's checkpoint, and the private run at the same step."""
         super().save_checkpoint(*args, **others)
-        if self.lots.steps is not None:
-            self.lots.steps.save()
+        self.lots.save()
 
     def teardown(self) -> None:
         """End the run."""

@@ -39,6 +39,7 @@ class StepLoader:
         self.steps: PrivateSteps | None = None
         self.last: PrivateStep | None = None
         self._waiting: StepToken | None = None
+        self._has_ended = False
 
     def __len__(self) -> int:
         return self._per_epoch
@@ -73,10 +74,16 @@ class StepLoader:
     def load_state_dict(self, _: Any) -> None:
         """Do nothing."""
 
+    def save(self) -> None:
+        """Save the model where the run is kept, until it ends."""
+        if self.steps is not None and not self._has_ended:
+            self.steps.save()
+
     def end(self) -> None:
         """Finish the run where all its steps are released, or leave it to be gone on with."""
-        if self.steps is None or self.steps.is_over:
+        if self.steps is None or self._has_ended:
             return
+        self._has_ended = True
         if self.steps.number < len(self.steps):
             self.steps.close()
         else:

@@ -291,9 +291,8 @@ class _Privacy(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         del args, state, control
-        loader = self._trainer._loader
-        if loader is not None and loader.steps is not None:
-            loader.steps.save()
+        if self._trainer._loader is not None:
+            self._trainer._loader.save()
 
 
 def _is_private(name: str) -> bool:

@@ -100,7 +100,7 @@ def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
         return (len(value), sorted(map(repr, value)) if len(value) < _SMALL else 0), []
     if isinstance(value, types.ModuleType | types.CodeType | types.BuiltinFunctionType | property):
         return None, []
-    if type(value).__module__ in _BOOKKEEPING:
+    if isinstance(value, torch.autocast) or type(value).__module__ in _BOOKKEEPING:
         return None, []
     if isinstance(value, functools.partial):
         return None, [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
