@@ -152,11 +152,11 @@ def read_progress(path: Path) -> tuple[int, int] | None:
     Raises:
         InvalidArgument: what lies there is no run.
     """
-    if not path.exists():
-        return None
     try:
         record = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
         return int(record["taken"]), int(record["limit"])
+    except FileNotFoundError:
+        return None
     except Exception as error:
         raise InvalidArgument(f"{path}: not a private run ({type(error).__name__}); want another path") from None
 
