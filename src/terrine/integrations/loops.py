@@ -109,17 +109,26 @@ def watch_loss(loss: Loss, holders: Callable[[], Sequence[Any]]) -> Loss:
     def watched(model: nn.Module, batch: Any) -> Tensor:
         present = [holder for holder in holders() if hasattr(holder, "__dict__")]
         before = [_describe_attributes(holder) for holder in present]
-        value = loss(model, batch)
-        for holder, marks in zip(present, before, strict=True):
-            now = _describe_attributes(holder)
-            if changed := sorted(name for name in {*marks, *now} if marks.get(name) != now.get(name)):
-                raise InvalidArgument(
-                    f"the loss changes {changed[0]} of {type(holder).__name__}, by which an example could reach "
-                    "another, or decide what the run does; want a loss that keeps nothing and steers nothing"
-                )
-        return value
+        try:
+            return loss(model, batch)
+        finally:  # also where it fails, as it may for an example that was to steer the run
+            for holder, attributes in zip(present, before, strict=True):
+                _check_attributes(holder, attributes)
 
     return watched
+
+
+def _check_attributes(holder: Any, before: dict[str, Any]) -> None:
+    """Refuse a holder whose attributes are not what they were.
+
+    Raises: InvalidArgument
+    """
+    now = _describe_attributes(holder)
+    if changed := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
+        raise InvalidArgument(
+            f"the loss changes {changed[0]} of {type(holder).__name__}, by which an example could reach another, or "
+            "decide what the run does; want a loss that keeps nothing and steers nothing"
+        )
 
 
 def _describe_attributes(holder: Any) -> dict[str, Any]:
