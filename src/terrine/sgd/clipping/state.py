@@ -153,7 +153,7 @@ def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
         return None, [(f" ({value.__name__} of a {type(owner).__name__})", owner)] if hides else []
     if isinstance(value, types.ModuleType | types.CodeType | property):
         return None, []
-    if type(value).__module__ in _BOOKKEEPING:
+    if isinstance(value, torch.autocast) or type(value).__module__ in _BOOKKEEPING:
         return None, []
     if isinstance(value, functools.partial):
         return None, [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
