@@ -371,10 +371,7 @@ def _privately(x: Tensor, y: Tensor) -> nn.Module:
     model = _network(x.shape[1])
     plan = sgd.Plan(examples=len(x), lot=len(x) // 4, clip=1.0, steps=60, budget=Budget(1.0, DELTA), seed=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    _, _, lots = sgd.make_private(model, optimizer, (x, y), plan)
-    for rows, labels in lots:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(rows), labels).backward()
+    for _ in sgd.private_steps(model, optimizer, (x, y), plan, loss=nn.CrossEntropyLoss()):
         optimizer.step()
     return model
 

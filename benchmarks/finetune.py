@@ -37,8 +37,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import peft
 import torch
-from terrine.sgd.private import start
-from terrine.sgd.step import Step
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -47,6 +45,9 @@ from terrine import datasets, sgd
 from terrine.common.keys import Key
 from terrine.events import Budget
 from terrine.prompts import LanguageModel
+from terrine.sgd.clipping import Clipped, Clipper
+from terrine.sgd.release import Release
+from terrine.sgd.steps import start
 
 DELTA = 1e-4
 """Below 1/N: there are 6,920 and 4,952 private texts."""
@@ -299,10 +300,25 @@ LOOSE = {"clip": 1e9, "noise": 0.0, "delta": DELTA}
 """Neither clipped nor noised, for comparison."""
 
 
-def clipped(model: Classifier, texts: Texts, places: Tensor, clip: Any) -> Iterator[Any]:
-    """The clipped sums of a lot, those of one padded length after the other."""
-    for which, given in texts.batches(places):
-        yield sgd.clipped_sum(model, criterion, given, texts.labels[places[which]], clip=clip)
+class TextClipper(Clipper):
+    """Adds up clipped gradients of a batch of texts' places, those of one padded length after the other."""
+
+    def __init__(self, model: Classifier, texts: Texts) -> None:
+        super().__init__(model, criterion)
+        self._texts = texts
+
+    def try_out(self, batch: Any) -> None:
+        """Nothing: places are no texts."""
+
+    def add_up(self, batch: Any, rule: Any, rows: Any = None) -> Any:
+        """The clipped sum, and the norms in the order of the lengths."""
+        (places,) = batch
+        parts = [
+            super(TextClipper, self).add_up((given, self._texts.labels[places[which]]), rule, rows)
+            for which, given in self._texts.batches(places)
+        ]
+        sums = {name: sum(part.sums[name] for part in parts) for name in self.parameters} if parts else {}
+        return Clipped(sums, torch.cat([torch.zeros(0), *(part.norms for part in parts)]))
 
 
 def train_head(head: Head, texts: Texts, plan: sgd.Plan, rate: float) -> None:
@@ -316,12 +332,7 @@ def train(model: Classifier, texts: Texts, plan: sgd.Plan, settings: Settings) -
     """Adapters and head, with Adam and a rate that falls to zero."""
     optimizer = torch.optim.Adam(model.groups(settings, plan.private))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / plan.steps)
-    private = (texts.private, texts.labels[texts.private])
-    _, _, lots = start(model, optimizer, private, plan, None, watch=False)
-    step = lots.run.step
-    for places, _ in lots:
-        for part in clipped(model, texts, places, step.rule):
-            step.add(part)
+    for _ in start(model.train(), optimizer, (texts.private,), plan, clipper=TextClipper(model, texts)):
         optimizer.step()
         schedule.step()
 
@@ -388,7 +399,8 @@ def step_times(texts: Texts, language: LanguageModel, settings: Settings, repeat
     model, tuned = (Classifier(copy.deepcopy(language), texts, settings) for _ in range(2))
     optimizer, moves = (torch.optim.Adam(one.groups(settings)) for one in (model, tuned))
     plan = sgd.Plan(examples=len(texts.private), lot=examples, steps=100, clip=1.0, noise=1.0, delta=DELTA)
-    step = Step(tuned, plan, Key.fresh())
+    clipper = TextClipper(tuned, texts)
+    release = Release(clipper.parameters, plan, Key.fresh())
 
     def plain() -> None:
         optimizer.zero_grad()
@@ -397,10 +409,8 @@ def step_times(texts: Texts, language: LanguageModel, settings: Settings, repeat
         optimizer.step()
 
     def private() -> None:
-        step.begin()
-        for part in clipped(tuned, texts, places, step.rule):
-            step.add(part)
-        step.release(moves)
+        release.add(clipper.add_up((places,), release.rule))
+        release.release(moves)
         moves.step()
 
     times: dict[str, list[float]] = {"plain": [], "private": []}

@@ -26,17 +26,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from terrine.sgd.step import Step
 
 from terrine import pate, prompts, sgd
 from terrine.common.keys import Key
 from terrine.events import Budget
-from terrine.prompts.batches import Encoded, by_length, tokens_in_memory
+from terrine.prompts.batches import by_length, tokens_in_memory
 from terrine.prompts.student import calibrated
 from terrine.prompts.teachers import each_teacher
-from terrine.prompts.tuning import MEMORY, clipped_sum
+from terrine.prompts.tuning import MEMORY, PromptClipper
 from terrine.prompts.voting import confident, record
 from terrine.sgd.checkpoint import Checkpoint
+from terrine.sgd.release import Release
 
 DELTA = 1e-4
 """Below 1/N: there are at most 6,920 and 5,452 private texts."""
@@ -326,12 +326,12 @@ def step_times(task: Task, repeats: int = 5) -> Row:
         plan = sgd.Plan(examples=1000, lot=24, steps=100, clip=1.0, noise=1.0, delta=1e-4)
         tuned = prompts.SoftPrompt.from_text(language, task.soft, task.start)
         moves = torch.optim.Adam([tuned.tokens], lr=1e-3)
-        step = Step(tuned, plan, Key.fresh())
+        clipper = PromptClipper(language, tuned)
+        release = Release(clipper.parameters, plan, Key.fresh())
 
         def private() -> None:
-            step.begin()
-            step.add(clipped_sum(language, tuned, Encoded(*lot), clip=step.rule))
-            step.release(moves)
+            release.add(clipper.add_up(tuple(lot), release.rule))
+            release.release(moves)
             moves.step()
 
         times: dict[str, list[float]] = {"plain": [], "private": []}

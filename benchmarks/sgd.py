@@ -192,29 +192,6 @@ def plain_epoch(work: Workload, model: nn.Module) -> Step:
     return lambda: several(lot)
 
 
-def terrine_epoch(work: Workload, *, trainer: bool) -> Step:
-    from terrine import sgd
-    from terrine.sgd.private import start
-
-    model, (x, y) = work.model(), data_set(work)
-    plan = sgd.Plan(examples=len(x), lot=len(x) // work.epoch, steps=1_000_000, clip=CLIP, noise=NOISE, delta=1e-5)
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    criterion = nn.CrossEntropyLoss()
-    model, optimizer, lots = start(model, optimizer, (x, y), plan, None, watch=not trainer)
-    batches = iter(lots)
-
-    def lot() -> None:
-        x, y = next(batches)
-        optimizer.zero_grad()
-        if trainer:
-            lots.run.step.add(sgd.clipped_sum(model, criterion, x, y, clip=CLIP))
-        else:
-            criterion(model(x), y).backward()
-        optimizer.step()
-
-    return lambda: several(lot)
-
-
 def data_set(work: Workload) -> tuple[Tensor, Tensor]:
     """As many examples as an epoch has, made of one lot again and again."""
     x, y = work.lot()
@@ -227,64 +204,30 @@ def several(lot: Step) -> None:
 
 
 def terrine(work: Workload) -> Step:
-    """What `sgd.Trainer` does with a lot: it computes the clipped sum itself."""
-    from terrine.sgd import clipped_sum
-
-    if work.epoch:
-        return terrine_epoch(work, trainer=True)
-    model, (x, y) = work.model(), work.lot()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    criterion, state = nn.CrossEntropyLoss(), private(model, len(x))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        state.begin()
-        state.add(clipped_sum(model, criterion, x, y, clip=CLIP))
-        state.release(optimizer)
-        optimizer.step()
-
-    return step
-
-
-def terrine_loop(work: Workload) -> Step:
-    """An ordinary loop after `sgd.make_private`; only the lot is always the same, as it is for the others."""
-    from terrine.sgd.lots import Piece
-    from terrine.sgd.run import PrivateRun
-
-    if work.epoch:
-        return terrine_epoch(work, trainer=False)
-    model, lot = work.model(), work.lot()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    criterion = nn.CrossEntropyLoss()
-    run = PrivateRun(private(model, len(lot[0])), optimizer)
-
-    def step() -> None:
-        x, y = run.begin(lot, Piece(len(lot[0]), last=True))
-        optimizer.zero_grad()
-        criterion(model(x), y).backward()
-        optimizer.step()
-        run.finish()
-
-    return step
-
-
-def private(model: nn.Module, lot: int) -> Any:
-    """The state of a private run that never ends."""
+    """A loop over `sgd.private_steps`: every example of the data is in every lot, or an epoch has many lots."""
     from terrine import sgd
-    from terrine.common.keys import Key
-    from terrine.sgd.step import Step
 
-    plan = sgd.Plan(examples=100 * lot, lot=lot, steps=1_000_000, clip=CLIP, noise=NOISE, delta=1e-5)
-    return Step(model, plan, Key.fresh())
+    model, data = work.model(), data_set(work) if work.epoch else work.lot()
+    lot = len(data[0]) // max(work.epoch, 1)
+    plan = sgd.Plan(examples=len(data[0]), lot=lot, steps=1_000_000, clip=CLIP, noise=NOISE, delta=1e-5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    steps = sgd.private_steps(model, optimizer, data, plan, loss=nn.CrossEntropyLoss())
+
+    def step() -> None:
+        next(steps)
+        optimizer.step()
+
+    return (lambda: several(step)) if work.epoch else step
 
 
 def opacus(work: Workload, mode: str) -> Step:
-    from opacus import GradSampleModule
     from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer
     from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
     from opacus.validators import ModuleValidator
+
+    from opacus import GradSampleModule
 
     if work.epoch:
         raise NotImplementedError("no epoch of this one")
@@ -312,7 +255,6 @@ CANDIDATES: dict[str, Callable[[Workload], Step]] = {
     "plain": plain,
     "plain channels_last": lambda work: plain(work, torch.channels_last),
     "terrine": terrine,
-    "terrine loop": terrine_loop,
     "opacus hooks": lambda work: opacus(work, "hooks"),
     "opacus ghost": lambda work: opacus(work, "ghost"),
 }

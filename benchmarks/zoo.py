@@ -27,7 +27,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,27 +44,8 @@ OPACUS = ("hooks", "ghost", "ew")
 
 def private_sums(model: nn.Module, loss: Loss, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
     """The clipped sums by parameter name and the norms: the one place that knows `clipped_sum`'s arguments."""
-    try:
-        found = sgd.clipped_sum(model, loss, batch, clip=CLIP)  # type: ignore[call-arg,arg-type]
-    except TypeError as failure:  # the signature of before: to be deleted
-        if "argument" not in str(failure):
-            raise
-        found = sgd.clipped_sum(_whole(model, loss), lambda loss, _: loss, (batch,), batch["labels"], clip=CLIP)
-        return {name.removeprefix("model."): total for name, total in found.sums.items()}, found.norms
-    return found.sums, found.norms
-
-
-@lru_cache(maxsize=1)
-def _whole(model: nn.Module, loss: Loss) -> nn.Module:
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, batch: Batch) -> Tensor:
-            return loss(self.model, batch)
-
-    return Whole()
+    clipped = sgd.clipped_sum(model, loss, batch, clip=CLIP)
+    return clipped.sums, clipped.norms
 
 
 # -- the steps that are compared -------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """Attacks on federated learning: colluders who open single clients, rounds that are not paid for, numbers that tell."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -92,6 +95,16 @@ def test_a_history_that_was_set_back_draws_no_noise_twice():
     assert learning._begun == before + 2
     with pytest.raises(OutOfOrder, match="over"):
         learning.round()
+
+
+def test_copies_of_a_run_are_refused():
+    """Both would open their next round with the same noise, on other clients' data where those were changed."""
+    learning = federation()
+    learning.round()
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(OutOfOrder, match="noise must not be used twice"):
+            copied(learning)
+    learning.fit()
 
 
 def test_training_that_reaches_the_servers_model_is_refused():

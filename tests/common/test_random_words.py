@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 
 from terrine.common import keys as noise
+from terrine.common import random_words
 from terrine.common.keys import Key, Purpose
 from terrine.common.random_words import ChaCha20, _quarter_rounds, keystream_blocks
 
@@ -93,3 +94,10 @@ def test_noise_made_from_it_is_normal(monkeypatch):
     values = Key.seeded(7).draw(Purpose.NOISE, 0).normal(400_001, deviation=2.5).numpy()
     assert stats.kstest(values, "norm", args=(0, 2.5)).pvalue > ALARM
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 5 / math.sqrt(len(values))
+
+
+def test_the_fused_kernel_mixes_the_same_words():
+    """What a GPU compiles is this function; traced without a code generator, it gives the same words."""
+    state, counter = torch.randint(-(2**31), 2**31, (16,), dtype=torch.int64).to(torch.int32), torch.arange(7).int()
+    fused = torch.compile(random_words.mix_blocks, dynamic=True, backend="aot_eager", fullgraph=True)
+    assert torch.equal(fused(state, counter), random_words.mix_blocks(state, counter))

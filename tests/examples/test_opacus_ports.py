@@ -1,6 +1,8 @@
 """Opacus' five tutorials in Terrine: each trains at small size and learns, and reads the files it says it reads."""
 
+import ast
 import importlib.util
+import re
 import struct
 from pathlib import Path
 
@@ -35,6 +37,29 @@ def test_a_port_learns_at_small_size(name, load, capsys):
     torch.manual_seed(0)
     assert load(name).main(["--small"]) > LEAST[name]
     assert "epsilon" in capsys.readouterr().out
+
+
+def count_statements(name):
+    """The statements of an example's training part: without docstrings, what is printed, and the plan's return."""
+    tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    count = 0
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef) and function.name in ("train", "compute_loss"):
+            stack = function.body[1:]
+            while stack:
+                statement = stack.pop()
+                is_result = isinstance(statement, ast.Return) and function.name == "train"
+                if not isinstance(statement, ast.If) and not is_result:
+                    count += 1
+                    stack += getattr(statement, "body", [])
+    return count
+
+
+def test_the_page_counts_the_statements_that_are_there():
+    page = (FOLDER.parents[1] / "docs" / "from-opacus.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| [^|]* \| `(\w+)\.py` \| \d+ \| (\d+) \|", page, re.MULTILINE)
+    counted = {name: count_statements("bert" if name == "lora" else name) for name in LEAST}
+    assert {name: int(count) for name, count in table} == counted  # lora.py trains by bert.py
 
 
 def test_mnist_reads_the_published_files(load, tmp_path):

@@ -42,10 +42,10 @@ def accelerated():
     torch.set_num_threads(1)
     accelerator, account, model = Accelerator(cpu=True), Notes(), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, lots = prepare(accelerator, model, optimizer, data(), plan(), account)
-    for x, y in lots:
-        optimizer.zero_grad()
-        accelerator.backward(nn.functional.cross_entropy(model(x), y))
+    model, optimizer, steps = prepare(
+        accelerator, model, optimizer, data(), plan(), loss=nn.CrossEntropyLoss(), account=account
+    )
+    for _ in steps:
         optimizer.step()
     return [one.detach().clone() for one in accelerator.unwrap_model(model).parameters()], account.charges
 

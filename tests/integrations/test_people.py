@@ -6,7 +6,7 @@ import torch
 
 from terrine import sgd
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping import clipped_sum
+from terrine.sgd import clipped_sum
 
 lightning = pytest.importorskip("lightning")
 transformers = pytest.importorskip("transformers")
@@ -41,7 +41,7 @@ def test_lightning(tmp_path):
     x, y = 3 * torch.randn(9, 4), torch.arange(9) % 3
     module = Linear()
     before = module.layer.weight.detach().clone()
-    wanted = clipped_sum(module.layer, torch.nn.CrossEntropyLoss(), x, y, clip=0.2, rows=ROWS).sums["weight"]
+    wanted = clipped_sum(module.layer, torch.nn.CrossEntropyLoss(), (x, y), clip=0.2, rows=ROWS).sums["weight"]
     strategy = PrivateStrategy(plan(), (x, y), person=WHOSE)
     trainer = lightning.Trainer(
         strategy=strategy, accelerator="cpu", max_steps=1, logger=False, enable_progress_bar=False,
@@ -71,15 +71,10 @@ def test_transformers(tmp_path, person):
     )  # fmt: skip
     ids, labels = torch.tensor([one["input_ids"] for one in texts]), torch.tensor([one["labels"] for one in texts])
 
-    class Loss(torch.nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
+    def loss(model, batch):
+        return model(input_ids=batch[0], labels=batch[1]).loss
 
-        def forward(self, ids, labels):
-            return self.model(input_ids=ids, labels=labels).loss
-
-    sums = clipped_sum(Loss(model), lambda loss, _: loss, (ids, labels), labels, clip=0.2, rows=ROWS).sums
+    sums = clipped_sum(model, loss, (ids, labels), clip=0.2, rows=ROWS).sums
     trainer = PrivateTrainer(model, arguments, train_dataset=texts, plan=plan(), person=person, length=3)
     if person is None:
         with pytest.raises(InvalidArgument, match="want person="):
@@ -87,4 +82,4 @@ def test_transformers(tmp_path, person):
         return
     trainer.train()
     moved = before - model.classifier.weight
-    assert torch.allclose(moved, sums["model.classifier.weight"] / 4, atol=1e-6)
+    assert torch.allclose(moved, sums["classifier.weight"] / 4, atol=1e-6)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from terrine import sgd
 from terrine.errors import InvalidArgument, OutOfOrder
 
 transformers = pytest.importorskip("transformers")
@@ -28,12 +29,15 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 # -- transformers --------------------------------------------------------------------------------------
 
 
-def test_a_callback_sees_no_gradient_before_the_noise_and_no_lot(tmp_path):
+def test_a_callback_sees_gradients_after_the_noise_and_no_lot(tmp_path):
     seen = {"before": [], "after": [], "lots": []}
 
     class Spy(TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+            released = [one.clone() for one in model.parameters()]
             seen["before"] += [one.grad for one in model.parameters()]
+            assert len(released) == len(found._loader.last.gradients)
+            assert all(a.grad is b for a, b in zip(model.parameters(), found._loader.last.gradients, strict=True))
 
         def on_optimizer_step(self, args, state, control, model=None, **_):
             seen["after"] += [one.grad for one in model.parameters()]
@@ -45,55 +49,53 @@ def test_a_callback_sees_no_gradient_before_the_noise_and_no_lot(tmp_path):
             assert found[1] is None  # the number of tokens drawn
             return found
 
-    hf.trainer(tmp_path, kind=Batches, callbacks=[Spy()]).train()
-    assert all(one is None for one in seen["before"])
-    assert all(one is not None for one in seen["after"])
-    assert seen["lots"] == [{}] * 6
+    found = hf.trainer(tmp_path, kind=Batches, callbacks=[Spy()])
+    found.train()
+    assert all(one is not None for one in seen["before"] + seen["after"])
+    assert seen["lots"] == [{"step": number} for number in range(1, 7)]
 
 
-def test_several_lots_cannot_be_accumulated_into_one_step(tmp_path):
-    """One example may be in all of them, and would move the step by as many bounds."""
+def test_several_steps_cannot_be_accumulated_into_one(tmp_path):
+    """All but the last would be paid for and thrown away."""
 
     class Late(TrainerCallback):
         def on_train_begin(self, args, state, control, **_):
             args.gradient_accumulation_steps = 2
 
-    with pytest.raises(OutOfOrder, match="one training step for each lot"):
+    with pytest.raises(OutOfOrder, match="several are accumulated"):
         hf.trainer(tmp_path, callbacks=[Late()]).train()
 
 
-def test_a_lot_cannot_be_used_twice_in_a_step(tmp_path):
+def test_a_step_is_not_released_twice(tmp_path):
     class Twice(PrivateTrainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
             super().training_step(model, inputs)
             return super().training_step(model, inputs)
 
-    with pytest.raises(OutOfOrder, match="used already"):
+    with pytest.raises(OutOfOrder, match="one is used twice"):
         hf.trainer(tmp_path, kind=Twice).train()
 
 
-def test_a_training_step_of_ones_own_leaves_no_raw_gradient(tmp_path):
-    """Whatever is in the gradients is replaced by the noisy sum."""
+def test_a_training_step_of_ones_own_holds_no_row(tmp_path):
+    """What it does with the noisy gradient is its own affair."""
 
-    class Raw(PrivateTrainer):
+    class Own(PrivateTrainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
             found = super().training_step(model, inputs)
-            sum(one.sum() for one in model.parameters()).mul(1e6).backward()
+            with pytest.raises((TypeError, ValueError)):
+                self.compute_loss(model, inputs)
+            assert not any(isinstance(one, torch.Tensor) for one in inputs.values())
             return found
 
-    found = hf.trainer(tmp_path, kind=Raw, optim="sgd", run=hf.plan(steps=1))
-    before = [one.detach().clone() for one in found.model.parameters()]
-    found.train()
-    for one, was in zip(found.model.parameters(), before, strict=True):
-        assert float((one - was).abs().max()) < 1
+    hf.trainer(tmp_path, kind=Own, optim="sgd", run=hf.plan(steps=1)).train()
 
 
-def test_a_step_between_lots_is_refused(tmp_path):
+def test_a_step_without_a_gradient_is_refused(tmp_path):
     class Stepping(TrainerCallback):
         def on_step_end(self, args, state, control, optimizer=None, **_):
             optimizer.step()
 
-    with pytest.raises(OutOfOrder, match="no lot has been handed out"):
+    with pytest.raises(OutOfOrder, match="the noisy gradient is gone"):
         hf.trainer(tmp_path, callbacks=[Stepping()]).train()
 
 
@@ -126,6 +128,74 @@ def test_a_loss_that_carries_one_example_to_the_next_is_refused(tmp_path):
             InvalidArgument, match=r"of Seen, by which an example could reach another|a tensor that outlives it"
         ):
             hf.trainer(tmp_path, compute_loss_func=loss).train()
+
+
+@pytest.mark.parametrize("where", ["own", "nested", "class", "closure", "default", "callback", "data"])
+def test_a_loss_that_keeps_an_example_anywhere_is_refused(where, tmp_path, account):
+    """Beside the trainer's attributes: in what they hold, in its class, and in whatever its code names."""
+    outside, data = {"kept": []}, hf.texts()
+
+    class Keeps(PrivateTrainer):
+        largest = {}  # noqa: RUF012
+
+        def __init__(self, *args, **others):
+            super().__init__(*args, **others)
+            self.stats = {"of": {"losses": []}}
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None, *, kept=[]):  # noqa: B006
+            loss = model(**inputs).loss
+            holder = {
+                "nested": self.stats["of"]["losses"], "closure": outside["kept"], "default": kept, "callback": spy.kept,
+            }.get(where)  # fmt: skip
+            if where == "own":
+                self.last = loss.detach()
+            elif where == "class":
+                self.largest[len(self.largest)] = loss.detach()
+            elif where == "data":
+                data[0]["note"] = loss.detach()
+            else:
+                holder.append(loss.detach())
+            return loss
+
+    class Spy(TrainerCallback):
+        kept = []  # noqa: RUF012
+
+    spy = Spy()
+    with pytest.raises(InvalidArgument, match=r"changes last of Keeps|changed while examples ran|outlives"):
+        hf.trainer(tmp_path, kind=Keeps, data=data, callbacks=[spy], account=account).train()
+    assert not account.charges
+
+
+def test_one_example_in_many_that_steers_the_run_is_noticed(tmp_path):
+    """Not by chance: the trainer's attributes are looked at whenever the loss runs."""
+    data = [*hf.texts()[:-1], {"input_ids": [3] * 8, "labels": [3] * 8}]
+
+    class Stops(PrivateTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            if (inputs["input_ids"] == 3).all():
+                self.control.should_training_stop = True
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    run = hf.plan(steps=40, lot=12)
+    with pytest.raises(InvalidArgument, match="changes should_training_stop of TrainerControl"):
+        hf.trainer(tmp_path, kind=Stops, data=data, run=run).train()
+
+
+def test_a_loss_may_read_what_the_run_does(tmp_path):
+    """Rates, steps and arguments are public; and an example whose loss fails is no change of anything."""
+    data = [*hf.texts()[:-1], {"input_ids": [WORDS_BEYOND] * 8, "labels": [3] * 8}]
+
+    class Reads(PrivateTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            rate = self.optimizer.param_groups[0]["lr"]
+            return loss * (1 + rate) / (1 + self.state.global_step) + 0 * self.args.learning_rate
+
+    run = hf.plan(steps=3, lot=24, sampling=sgd.FixedSize())
+    assert hf.trainer(tmp_path, kind=Reads, data=data, run=run).train().global_step == 3
+
+
+WORDS_BEYOND = 1000
 
 
 def test_what_a_loss_logs_of_an_example_is_not_logged(tmp_path):
@@ -172,7 +242,7 @@ def test_a_loader_of_the_trainers_own_cannot_train(tmp_path):
         def get_train_dataloader(self):
             return DataLoader(self.train_dataset, batch_size=4, collate_fn=self._collate)
 
-    with pytest.raises(OutOfOrder, match="no lot of the plan"):
+    with pytest.raises(OutOfOrder, match=r"not the one that waits|no run was begun"):
         hf.trainer(tmp_path, kind=Own).train()
 
 
@@ -188,12 +258,13 @@ def test_texts_beside_tensors_are_refused(tmp_path):
         made = transformers.default_data_collator([{"input_ids": one["input_ids"]} for one in examples])
         return {**made, "labels": made["input_ids"], "names": [str(one["input_ids"]) for one in examples]}
 
-    with pytest.raises(InvalidArgument, match="every example would see those of all"):
+    with pytest.raises(InvalidArgument, match="a batch with str: every example would see those of all"):
         hf.trainer(tmp_path, kind=Named, data_collator=collate, remove_unused_columns=False).train()
 
 
 def test_a_model_that_mixes_examples_gives_each_alone(tmp_path):
-    """A mean over the batch inside the model is that of one example, whatever the lot."""
+    """A difference from the mean over the batch is zero for a batch of one, whatever the lot."""
+    sizes = set()
 
     class Mixing(nn.Module):
         def __init__(self):
@@ -202,15 +273,16 @@ def test_a_model_that_mixes_examples_gives_each_alone(tmp_path):
 
         def forward(self, input_ids=None, attention_mask=None, labels=None):
             out = self.inner(input_ids=input_ids, attention_mask=attention_mask)
+            sizes.add(len(out.logits))
             logits = 50 * (out.logits - out.logits.mean(0, keepdim=True).detach())
             return {"loss": functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
 
-    with pytest.raises(InvalidArgument, match="mixes examples"):
-        hf.trainer(tmp_path, Mixing()).train()
+    assert hf.trainer(tmp_path, Mixing(), run=hf.plan(steps=2)).train().global_step == 2
+    assert sizes == {1}
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("ACCELERATE_MIXED_PRECISION", "bf16"), ("ACCELERATE_DYNAMO_BACKEND", "EAGER")]
+    ("variable", "value"), [("ACCELERATE_MIXED_PRECISION", "fp16"), ("ACCELERATE_DYNAMO_BACKEND", "EAGER")]
 )
 def test_what_accelerate_launch_asks_for_is_refused_or_not_heard(variable, value, tmp_path, monkeypatch, account):
     """Environment variables reach the accelerator past every argument."""
@@ -265,42 +337,52 @@ def test_a_learning_rate_finder_is_refused(tmp_path, account):
     assert not account.charges
 
 
-def test_callbacks_see_neither_lots_nor_gradients_nor_the_loss(tmp_path):
-    seen = []
+def test_callbacks_see_neither_lots_nor_the_loss_and_gradients_after_the_noise(tmp_path):
+    seen, norms = [], []
 
     class Spy(lightning.Callback):
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
             seen.append(dict(batch))
 
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            seen.append(dict(batch))
             assert outputs.keys() == {"loss"}
             assert outputs["loss"].isnan()
 
-        def on_before_zero_grad(self, trainer, module, optimizer):
-            assert all(one.grad is None for one in module.parameters()) or trainer.global_step
+        def on_before_backward(self, trainer, module, loss):
+            assert loss.isnan()
+
+        def on_after_backward(self, trainer, module):
+            self.on_before_optimizer_step(trainer, module, None)
+
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            released = trainer.strategy.lots.last.gradients
+            assert all(a.grad is b for a, b in zip(module.parameters(), released, strict=True))
+            norms.append(float(torch.stack([one.grad.norm() for one in module.parameters()]).norm()))
 
     pl.fit(tmp_path, callbacks=[Spy()])
-    assert seen == [{}] * 12
-
-    class Gradients(lightning.Callback):
-        def on_before_optimizer_step(self, trainer, module, optimizer):
-            raise AssertionError
-
-    with pytest.raises(InvalidArgument, match=r"Gradients.on_before_optimizer_step"):
-        pl.fit(tmp_path, callbacks=[Gradients()])
+    assert seen == [{"step": number} for number in range(1, 7)]
+    assert len(norms) == 12
+    assert norms[::2] == norms[1::2]
 
 
-def test_a_step_without_the_closure_adds_noise_alone(tmp_path):
-    """A module may override optimizer_step: it is still one step of the plan."""
+def test_a_step_taken_twice_is_one_release(tmp_path):
+    """A module may override optimizer_step: what it does with the noisy gradient is its own affair."""
 
-    class Skips(pl.Digits):
+    class Twice(pl.Digits):
         def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
             optimizer.step(closure=optimizer_closure)
             optimizer.step(closure=lambda: None)
 
-    with pytest.raises(OutOfOrder, match="no lot has been handed out"):
-        pl.fit(tmp_path, Skips())
+    _, found = pl.fit(tmp_path, Twice())
+    assert found.strategy.lots.steps.number == found.global_step == 6
+
+    class Again(pl.Digits):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            optimizer.step(closure=optimizer_closure)
+            optimizer.step(closure=optimizer_closure)
+
+    with pytest.raises(OutOfOrder, match="one is used twice"):
+        pl.fit(tmp_path, Again())
 
 
 @pytest.mark.parametrize("how", ["list", "buffer", "attribute", "number"])
@@ -324,7 +406,7 @@ def test_a_module_that_carries_one_example_to_the_next_is_refused(how, tmp_path)
                 self.number += loss.item()
             return loss * (1 + self.mean + self.last + self.number)
 
-    with pytest.raises(InvalidArgument, match=r"Keeps|keeps|buffer|mixes examples"):
+    with pytest.raises(InvalidArgument, match=r"of Keeps|a tensor that outlives it|reads|mean changed|want"):
         pl.fit(tmp_path, Keeps())
 
 
@@ -334,7 +416,7 @@ def test_texts_beside_tensors_are_refused_in_a_module_too(tmp_path):
             return (*super().__getitem__(index), f"example {index}")
 
     strategy = PrivateStrategy(pl.plan(), Named(*pl.data()))
-    with pytest.raises(InvalidArgument, match="every example would see those of all"):
+    with pytest.raises(InvalidArgument, match="a batch with str: every example would see those of all"):
         pl.trainer(strategy, tmp_path).fit(pl.Digits(), strategy.lots)
 
 

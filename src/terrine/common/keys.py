@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -59,7 +60,8 @@ def grid_of(deviation: float) -> float:
 class Key:
     """The secret that all randomness of one run comes from.
 
-    It belongs to the process that made it: a fork of a run would take its steps with the same noise.
+    It belongs to the process that made it, and is not copied: a fork or a copy of a run would take its steps with the
+    same noise.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -86,6 +88,9 @@ class Key:
         if os.getpid() != self._process:
             raise OutOfOrder("a private run was forked, and its noise must not be used twice; want it in one process")
         return Draw(self.secret, purpose, step, part)
+
+    def __reduce__(self) -> NoReturn:
+        raise OutOfOrder("a private run was copied or pickled, and its noise must not be used twice; want another run")
 
     def __repr__(self) -> str:
         return "Key(...)"

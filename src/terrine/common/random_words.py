@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import Protocol
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Protocol
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -64,9 +66,9 @@ class ChaCha20:
     def words(self, count: int) -> Tensor:
         """The next `count` uniform 32-bit words, as int32."""
         blocks = -(-count // 16)
-        made = keystream_blocks(self._key, self._nonce, self._block, blocks, self._device)
+        words = keystream_blocks(self._key, self._nonce, self._block, blocks, self._device)
         self._block += blocks
-        return made.flatten()[:count]
+        return words.flatten()[:count]
 
 
 def keystream_blocks(key: bytes, nonce: bytes, first: int, count: int, device: torch.device) -> Tensor:
@@ -77,15 +79,29 @@ def keystream_blocks(key: bytes, nonce: bytes, first: int, count: int, device: t
     if first + count > 1 << 32:
         raise OverflowError(f"ChaCha20: {first + count} blocks of one nonce, want at most 2^32")
     words = _CONSTANTS + struct.unpack("<8i", key) + (0,) + struct.unpack("<3i", nonce)
-    start = torch.tensor(words, dtype=torch.int32, device=device).view(4, 4, 1).repeat(1, 1, count)
-    start[3, 0] = torch.arange(first, first + count, device=device).to(torch.int32)
+    state = torch.tensor(words, dtype=torch.int32).to(device, non_blocking=True)
+    counter = torch.arange(first, first + count, device=device).to(torch.int32)
+    mix: Callable[[Tensor, Tensor], Tensor] = _fused_mix() if device.type == "cuda" else mix_blocks
+    return mix(state, counter)
+
+
+def mix_blocks(state: Tensor, counter: Tensor) -> Tensor:
+    """Return the blocks (n, 16) of a state of 16 words, in which each counter (n,) takes its place."""
+    start = state.view(4, 4, 1).repeat(1, 1, len(counter))
+    start[3, 0] = counter
     a, b, c, d = start.clone().unbind(0)
     for _ in range(10):
         a, b, c, d = _quarter_rounds(a, b, c, d)  # columns
         b, c, d = b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0)
         a, b, c, d = _quarter_rounds(a, b, c, d)  # diagonals
         b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
-    return torch.stack([a, b, c, d]).add_(start).flatten(0, 1).t().contiguous()
+    return torch.stack([a, b, c, d]).add(start).flatten(0, 1).t().contiguous()
+
+
+@lru_cache(maxsize=1)
+def _fused_mix() -> Any:
+    """The same as one kernel: 580 operations that would each write their words to memory and read them again."""
+    return torch.compile(mix_blocks, dynamic=True)
 
 
 def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

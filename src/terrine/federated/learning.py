@@ -470,7 +470,7 @@ def _check_kinds(model: object, plan: object, local: object, server: object, acc
 def _checked_place(place: object) -> Checkpoint:
     if not isinstance(place, str | os.PathLike) or not str(place):
         raise check.refuse("checkpoint", place, "a path, or nothing")
-    path = Path(place)
+    path = Path(place).absolute()
     if path.is_dir() or not path.parent.is_dir():
         raise check.refuse("checkpoint", place, "a file in a folder that exists")
     return Checkpoint(path)

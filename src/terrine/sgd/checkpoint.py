@@ -95,7 +95,9 @@ class KeptRun:
             self._check()
             self._saved_at = -1 if self.record is None else self.count.number  # there is nothing newer to save
         except BaseException:
-            self.abandon()
+            if self.count.is_new:
+                self.count.remove()
+            self.count.close()
             raise
 
     def begin(self, **constant: Any) -> None:
@@ -104,7 +106,7 @@ class KeptRun:
 
     def abandon(self) -> None:
         """Let go of the files, and remove a count with which nothing was begun."""
-        if self.count.is_new and self._saved_at < 0:
+        if self.count.is_new and not self.path.exists():
             self.count.remove()
         self.count.close()
 

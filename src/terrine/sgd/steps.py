@@ -317,11 +317,13 @@ class PrivateSteps:
             self._finish()
             raise StopIteration
         begun = time.perf_counter()
+        has_drawn = False
         try:
             with distributed.together(step=self.release.taken, number_of_optimizer_steps=self._stepped):
                 check_mode(self._clipper.model)
                 if self.release.taken % 50 == 0:
                     check_parameters(self._clipper.model, self.release.parameters)
+                has_drawn = True
                 with generators.untouched(), sharding.gather(self._clipper.model):
                     self._add_up()
                 self._is_whole = False
@@ -333,7 +335,8 @@ class PrivateSteps:
             if self.observer is not None:
                 self.observer.watch(self.release)
         except BaseException:
-            self.close()
+            if has_drawn:
+                self.close()
             raise
         self._pending = True
         self._released += 1

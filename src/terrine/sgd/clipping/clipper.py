@@ -166,11 +166,14 @@ class Clipper:
 
     def _try_out(self, rows: _Rows) -> None:
         self._check_loss(rows)
-        with suppress(Divided):
-            self._microbatch(rows, 1, ClippedSums(self.parameters), as_rule(1.0))
-        if self.failure is not None:
-            failure, self.failure, self._failed = self.failure, None, 0
-            raise failure
+        for is_first in (True, False):  # in which a program may find something out, and keep that
+            reachable = None if is_first else Reachable(self._roots)
+            with suppress(Divided):
+                self._microbatch(rows, 1, ClippedSums(self.parameters), as_rule(1.0))
+            if self.failure is not None:
+                failure, self.failure, self._failed = self.failure, None, 0
+                raise failure
+            _check_state(reachable)
 
     def _check_loss(self, rows: _Rows) -> None:
         """Refuse a loss that is none, or that the model has no part in."""
@@ -208,11 +211,7 @@ class Clipper:
                 norms.append(part[0])
                 losses.append(part[1])
                 order.append(who[some] if people is not None else some)
-        if reachable is not None and (changed := reachable.changed()):
-            raise InvalidArgument(
-                f"{changed} changed while examples ran: what is kept of one would meet later ones; want a loss and a "
-                "model that keep nothing"
-            )
+        _check_state(reachable)
         place = torch.cat(order).argsort().to(self._device)
         self.losses = torch.cat(losses).index_select(0, place)
         return Clipped(sums.totals(), torch.cat(norms).index_select(0, place))
@@ -383,6 +382,18 @@ class _Rows:
 
 _AT_ONCE = 256  # examples that a metric is measured on at a time
 _MISTAKES = (TypeError, AttributeError, NameError, KeyError, NotImplementedError, ImportError, RuntimeError)
+
+
+def _check_state(reachable: Reachable | None) -> None:
+    """Refuse a program that has kept something since the state was noted.
+
+    Raises: InvalidArgument
+    """
+    if reachable is not None and (changed := reachable.changed()):
+        raise InvalidArgument(
+            f"{changed} changed while examples ran: what is kept of one would meet later ones; want a loss and a model "
+            "that keep nothing"
+        )
 
 
 def _by_rows(people: Sequence[int] | None, size: int) -> list[tuple[int, Tensor, Tensor]]:
