@@ -16,7 +16,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import PoissonSampled, Repeated
 from terrine.sgd import distributed
 from terrine.sgd.clipping.summing import ClippedSums
-from terrine.sgd.release import Release
+from terrine.sgd.release import StepRelease
 from tests.sgd.helpers import flatten, make_optimizer
 
 CLIP = 0.5
@@ -151,7 +151,7 @@ def test_a_sum_that_is_not_clipped_by_example_is_caught(monkeypatch, mutant):
 
 
 def test_noise_divided_by_the_drawn_size_is_caught(monkeypatch):
-    real = Release.release
+    real = StepRelease.release
 
     def by_drawn_size(self, optimizer):
         drawn = max(1, len(self.plan.sampling.draw(self.key, self.taken, examples=12, lot=6)))
@@ -160,13 +160,13 @@ def test_noise_divided_by_the_drawn_size_is_caught(monkeypatch):
             parameter.grad *= self.plan.lot / drawn
         return metrics
 
-    monkeypatch.setattr(Release, "release", by_drawn_size)
+    monkeypatch.setattr(StepRelease, "release", by_drawn_size)
     with pytest.raises(AssertionError):
         noise_has_the_deviation_of_the_event()
 
 
 def test_a_skipped_empty_lot_is_caught(monkeypatch):
-    real = Release.release
+    real = StepRelease.release
 
     def only_if_filled(self, optimizer):
         is_filled = bool(self.sums)
@@ -175,7 +175,7 @@ def test_a_skipped_empty_lot_is_caught(monkeypatch):
             parameter.grad = torch.zeros_like(parameter)
         return metrics
 
-    monkeypatch.setattr(Release, "release", only_if_filled)
+    monkeypatch.setattr(StepRelease, "release", only_if_filled)
     with pytest.raises(AssertionError):
         every_lot_takes_a_step()
 
