@@ -172,8 +172,10 @@ def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
 
 
 def _describe_tensor(tensor: Tensor) -> Any:
+    if tensor.is_nested:
+        return id(tensor)
     identity = (id(tensor), tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
-    plain = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
+    plain = tensor.layout is torch.strided and not tensor.is_meta
     if isinstance(tensor, nn.Parameter) or not plain:
         return identity
     try:
