@@ -335,7 +335,9 @@ class PrivateSteps:
             if self.observer is not None:
                 self.observer.watch(self.release)
         except BaseException:
-            if has_drawn:
+            if has_drawn and self._is_sharded:
+                self._abandon()  # nobody knows whether the others would save it with this process
+            elif has_drawn:
                 self.close()
             raise
         self._pending = True
@@ -385,10 +387,18 @@ class PrivateSteps:
             self._kept.save(self.release.taken, self.release.bound, *states)
 
     def close(self) -> None:
-        """End the run before its last step; a checkpoint is saved, and may be gone on from."""
+        """End the run before its last step; a checkpoint is saved, and may be gone on from.
+
+        Of a sharded model it is saved by all processes at once.
+        """
         is_saved = self._kept is None or self._kept.is_saved(self.release.taken)
-        if self._is_whole and not self._closed and not (is_saved or self._is_sharded):
+        if self._is_sharded and self._is_kept and not self._closed:
+            is_saved = distributed.from_first(is_saved)
+        if self._is_whole and not (self._closed or is_saved):
             self.save()
+        self._abandon()
+
+    def _abandon(self) -> None:
         self._closed, self._pending = True, False
         self._leave()
 
