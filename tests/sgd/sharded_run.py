@@ -9,6 +9,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from terrine import sgd
 from terrine.sgd.checkpoint import Checkpoint
+from terrine.sgd.optimizers import Average
 
 from . import distributed_run
 from .distributed_run import Account, begin, data, plan, refuse
@@ -121,7 +122,42 @@ def on_a_mesh(rank, folder):
     return train(rank, shard(network(), mesh=mesh))
 
 
+def fit(rank, folder):
+    """A trainer's whole fit, with public validation and averaged weights; its checkpoint cannot hold these."""
+    results = []
+    for keep in (None, f"{folder}/trainer.pt"):
+        model = shard(network())
+        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
+        trainer = sgd.Trainer(
+            model, optimizer, nn.CrossEntropyLoss(), plan(), validation=sgd.PublicValidation(data(), every=3),
+            average=Average(0.5), checkpoint=keep, progress=False,
+        )  # fmt: skip
+        if keep is None:
+            results.append((trainer.fit(data()).scores, trainer.evaluate(data()).loss))
+        else:
+            results.append(refuse(lambda trainer=trainer: trainer.fit(data())))
+    return results
+
+
+def keep_an_average(rank, folder):
+    model, average = shard(network()), Average(0.5)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    steps = sgd.private_steps(
+        model, optimizer, data(), plan(), loss=nn.CrossEntropyLoss(), checkpoint=f"{folder}/average.pt"
+    )
+    steps.keep(average=average)
+
+    def run():
+        for _ in steps:
+            optimizer.step()
+            average.update(model)
+
+    return refuse(run)
+
+
 SCENARIOS = {
+    "fit": fit,
+    "an average": keep_an_average,
     "plain": lambda rank, folder: train(rank, shard(network())),
     "as a whole": lambda rank, folder: train(rank, shard(network(), parts=False)),
     "hybrid": on_a_mesh,
@@ -139,6 +175,7 @@ SCENARIOS = {
     "clipped_sum": lambda rank, folder: refuse(
         lambda: sgd.clipped_sum(shard(network()), nn.CrossEntropyLoss(), data(), clip=1.0)
     ),
+    "a failing loss": lambda rank, folder: distributed_run.fail_once(rank, folder, shard(network())),
     "again": lambda rank, folder: train(rank, shard(network())),
 }
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from terrine import sgd
+from terrine.sgd.optimizers import Average
 
 from . import sharded_run
 from .distributed_run import data, plan
@@ -93,15 +94,33 @@ def test_a_model_works_by_itself_before_and_after_a_run(results):
         assert all(torch.allclose(*pair) for pair in zip(before, after, strict=True))
 
 
+def test_where_one_fails_all_end_at_once(results):
+    (first, _), (second, number) = (found["a failing loss"] for found in results)
+    assert (first[0], second[0], number) == ("OutOfOrder", "MemoryError", 2)
+
+
+def test_a_trainer_validates_and_averages_as_one_process_does(results):
+    model = network()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    options = {"validation": sgd.PublicValidation(data(), every=3), "average": Average(0.5), "progress": False}
+    trainer = sgd.Trainer(model, optimizer, nn.CrossEntropyLoss(), plan(), **options)
+    scores, loss = trainer.fit(data()).scores, trainer.evaluate(data()).loss
+    for found in results:
+        (sharded_scores, sharded_loss), (kind, said, _) = found["fit"]
+        assert (sharded_scores, sharded_loss) == (scores, pytest.approx(loss, rel=1e-2))
+        assert (kind, "not for a sharded model" in said) == ("InvalidArgument", True)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("mixed precision", "precision='bf16'"),
         ("tensor parallel", "no tensor parallelism"),
+        ("an average", "keep() for what is whole"),
         ("clipped_sum", "give it to private_steps"),
     ],
 )
 def test_what_is_not_done_is_refused_in_words(results, name, said):
     for found in results:
-        assert found[name][0] == "InvalidArgument"
+        assert found[name][0] in ("InvalidArgument", "OutOfOrder")
         assert said in found[name][1]

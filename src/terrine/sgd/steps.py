@@ -312,17 +312,21 @@ class PrivateSteps:
     def _take_step(self) -> PrivateStep:
         if self._closed:
             raise OutOfOrder("steps: the run was closed; want private_steps(...) again")
-        self._end_step()
         if self.release.taken >= self.release.limit:
-            self._finish()
+            with distributed.together():
+                self._end_step()
+            with distributed.together():
+                self._finish()
             raise StopIteration
         begun = time.perf_counter()
         has_drawn = False
         try:
+            if self._is_sharded:  # processes gather together: none may have failed before that
+                with distributed.together():
+                    self._begin_step()
             with distributed.together(step=self.release.taken, number_of_optimizer_steps=self._stepped):
-                check_mode(self._clipper.model)
-                if self.release.taken % 50 == 0:
-                    check_parameters(self._clipper.model, self.release.parameters)
+                if not self._is_sharded:
+                    self._begin_step()
                 has_drawn = True
                 with generators.untouched(), sharding.gather(self._clipper.model):
                     self._add_up()
@@ -401,6 +405,12 @@ class PrivateSteps:
     def _abandon(self) -> None:
         self._closed, self._pending = True, False
         self._leave()
+
+    def _begin_step(self) -> None:
+        self._end_step()
+        check_mode(self._clipper.model)
+        if self.release.taken % 50 == 0:
+            check_parameters(self._clipper.model, self.release.parameters)
 
     def _end_step(self) -> None:
         """The loop is through with the step before."""
