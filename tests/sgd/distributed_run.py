@@ -132,7 +132,7 @@ def skip_a_step(rank, folder):
     return refuse(run), steps.number
 
 
-def fail_once(rank, folder):
+def fail_once(rank, folder, model=None):
     """The loss breaks in one process, in the middle of the run."""
     fails = []
 
@@ -141,7 +141,7 @@ def fail_once(rank, folder):
             raise MemoryError("no room")
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    steps = begin(loss=loss)
+    steps = begin(loss=loss, model=model)
 
     def run():
         for step in steps:

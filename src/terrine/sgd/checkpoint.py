@@ -27,6 +27,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.serialization import get_unsafe_globals_in_checkpoint
+from torch.utils import _pytree as pytree
 
 from terrine import check, files
 from terrine.common.release_count import ReleaseCount
@@ -34,7 +35,7 @@ from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Composed, Event, Reproducible
 from terrine.receipts import Charged
 from terrine.sgd.plan import Plan
-from terrine.sgd.sharding import load_model, load_optimizer
+from terrine.sgd.sharding import is_part, load_model, load_optimizer
 
 _VERSION = 5
 _FIELDS = {"version", "run", "plan", "limit", "looks", "charged_to", "taken", "bound", "model", "optimizer", "others"}
@@ -151,10 +152,16 @@ class KeptRun:
             raise OutOfOrder(f"{self.path}: the run was closed, and another may go on from it; want save() before that")
         begun = time.monotonic()
         others = {} if self.record is None else self.record["others"]
+        others = {**others, **{name: other.state_dict() for name, other in self._others.items()}}
+        if any(map(is_part, pytree.tree_leaves(others))):
+            raise InvalidArgument(
+                f"{self.path}: {', '.join(self._others)}: tensors that are sharded, of which this process has a part; "
+                "want keep() for what is whole, such as a schedule"
+            )
         record = {
             "version": _VERSION, "run": self._run(), "plan": self._plan, **self._constant,
             "taken": taken, "bound": bound, "model": dict(model), "optimizer": dict(optimizer),
-            "others": {**others, **{name: other.state_dict() for name, other in self._others.items()}},
+            "others": others,
         }  # fmt: skip
         buffer = io.BytesIO()
         torch.save(record, buffer)

@@ -215,8 +215,9 @@ def digest_value(value: Any) -> str:
 
 
 def digest_model(model: nn.Module) -> str:
-    """Return a digest of a model's parameters and buffers."""
-    return digest_value([*model.named_parameters(), *model.named_buffers()])
+    """Return a digest of a model's parameters and buffers, of copies: what numpy has seen cannot be freed by FSDP."""
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    return digest_value([digest_value((name, tensor.detach().clone())) for name, tensor in tensors])
 
 
 def _parts(value: Any) -> Iterator[tuple[str, bytes | memoryview]]:

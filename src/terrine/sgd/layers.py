@@ -22,6 +22,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_leaves
 
 from terrine.errors import InvalidArgument
+from terrine.sgd.sharding import is_part
 
 log = logging.getLogger("terrine.sgd")
 
@@ -107,19 +108,16 @@ def _modules(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _is_sharded(parameter: nn.Parameter | None) -> bool:
-    """Whether other processes hold a part of it: a DTensor, which lies on a mesh of devices."""
-    return parameter is not None and hasattr(parameter, "device_mesh")
-
-
 def _fault(module: nn.Module) -> str:
     kind: Any = type(module)
     if _is_suspect(kind) and (fault := _own_fault(module)):
         return fault
     if "_orig_mod" in module._modules:
         return "is the output of torch.compile, whose layers cannot be watched; give the model before compiling it"
-    if kind.__name__ == "FullyShardedDataParallel" or any(map(_is_sharded, module._parameters.values())):
-        return "is sharded (FSDP): no process has an example's whole gradient to clip; use DistributedDataParallel"
+    if kind.__name__ == "FullyShardedDataParallel":
+        return "flattens parameters, whose examples cannot be told apart; use torch.distributed.fsdp.fully_shard"
+    if any(map(is_part, module._parameters.values())):
+        return "is sharded, so no process has an example's whole gradient; give it to private_steps, which gathers it"
     if any(one is not None and nn.parameter.is_lazy(one) for one in module._parameters.values()):
         return "is not initialised yet; run it on one example first"
     if any(one is not None and one.is_complex() and one.requires_grad for one in module._parameters.values()):

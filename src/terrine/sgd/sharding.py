@@ -37,7 +37,7 @@ def is_sharded(model: nn.Module) -> bool:
 def gather(model: nn.Module) -> Iterator[None]:
     """Have whole, plain parameters inside, by every process; parts again after it.
 
-    Raises: InvalidArgument where a parameter is sharded by something else than `fully_shard`.
+    Raises: InvalidArgument where a parameter is sharded by something else than `fully_shard`, or changed by it.
     """
     if not is_sharded(model):
         yield
@@ -46,14 +46,11 @@ def gather(model: nn.Module) -> Iterator[None]:
 
     wrapped = [module for module in model.modules() if isinstance(module, FSDPModule)]
     hooks = [(held, dict(held)) for module in wrapped for held in _hooks(module)]
+    parts = {name: (parameter.dtype, parameter.device.type) for name, parameter in model.named_parameters()}
     try:
         for module in wrapped:
             module.unshard()
-        if strange := [name for name, parameter in model.named_parameters() if is_part(parameter)]:
-            raise InvalidArgument(
-                f"{strange[0]}: sharded, but not by torch.distributed.fsdp.fully_shard alone; want that for every "
-                "sharded parameter, and no tensor parallelism"
-            )
+        _check_gathered(model, parts)
         for held, before in hooks:
             for key, hook in before.items():
                 if _is_of_fsdp(hook):
@@ -108,6 +105,21 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         for index, values in state["state"].items()
     }
     optimizer.load_state_dict({**state, "state": parts})
+
+
+def _check_gathered(model: nn.Module, parts: Mapping[str, tuple[Any, str]]) -> None:
+    for name, parameter in model.named_parameters():
+        if is_part(parameter):
+            raise InvalidArgument(
+                f"{name}: sharded, but not by torch.distributed.fsdp.fully_shard alone; want that for every sharded "
+                "parameter, and no tensor parallelism"
+            )
+        if (parameter.dtype, parameter.device.type) != parts[name]:
+            was, now = " on ".join(map(str, parts[name])), f"{parameter.dtype} on {parameter.device.type}"
+            raise InvalidArgument(
+                f"{name}: {was}, gathered as {now}; want fully_shard without mp_policy= and offload_policy=, and "
+                "precision='bf16' here"
+            )
 
 
 def _part_of(value: Any, like: Any) -> Any:

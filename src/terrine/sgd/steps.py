@@ -312,16 +312,21 @@ class PrivateSteps:
     def _take_step(self) -> PrivateStep:
         if self._closed:
             raise OutOfOrder("steps: the run was closed; want private_steps(...) again")
-        self._end_step()
         if self.release.taken >= self.release.limit:
-            self._finish()
+            with distributed.together():
+                self._end_step()
+            with distributed.together():
+                self._finish()
             raise StopIteration
         begun = time.perf_counter()
         has_drawn = False
         try:
+            if self._is_sharded:  # processes gather together: none may have failed before that
+                with distributed.together():
+                    self._begin_step()
             with distributed.together(step=self.release.taken, number_of_optimizer_steps=self._stepped):
-                check_mode(self._clipper.model)
-                check_parameters(self._clipper.model, self.release.parameters)
+                if not self._is_sharded:
+                    self._begin_step()
                 has_drawn = True
                 with generators.untouched(), sharding.gather(self._clipper.model):
                     self._add_up()
@@ -334,7 +339,9 @@ class PrivateSteps:
             if self.observer is not None:
                 self.observer.watch(self.release)
         except BaseException:
-            if has_drawn:
+            if has_drawn and self._is_sharded:
+                self._abandon()  # nobody knows whether the others would save it with this process
+            elif has_drawn:
                 self.close()
             raise
         self._pending = True
@@ -384,12 +391,25 @@ class PrivateSteps:
             self._kept.save(self.release.taken, self.release.bound, *states)
 
     def close(self) -> None:
-        """End the run before its last step; a checkpoint is saved, and may be gone on from."""
+        """End the run before its last step; a checkpoint is saved, and may be gone on from.
+
+        Of a sharded model it is saved by all processes at once.
+        """
         is_saved = self._kept is None or self._kept.is_saved(self.release.taken)
-        if self._is_whole and not self._closed and not (is_saved or self._is_sharded):
+        if self._is_sharded and self._is_kept and not self._closed:
+            is_saved = distributed.from_first(is_saved)
+        if self._is_whole and not (self._closed or is_saved):
             self.save()
+        self._abandon()
+
+    def _abandon(self) -> None:
         self._closed, self._pending = True, False
         self._leave()
+
+    def _begin_step(self) -> None:
+        self._end_step()
+        check_mode(self._clipper.model)
+        check_parameters(self._clipper.model, self.release.parameters)
 
     def _end_step(self) -> None:
         """The loop is through with the step before."""

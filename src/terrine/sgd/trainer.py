@@ -28,6 +28,7 @@ from terrine.errors import BudgetExceeded, InvalidArgument
 from terrine.events import Budget, settled_unit
 from terrine.receipts import Charged
 from terrine.rounding import up
+from terrine.sgd import sharding
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Clipper
 from terrine.sgd.dataset import Collate, RowReader
@@ -129,6 +130,12 @@ class Trainer:
         if looks is not None and settled_unit(looks) is not self.plan.unit:
             found = settled_unit(looks).value
             raise InvalidArgument(f"validation: protects one {found}; want one {self.plan.unit.value}, as the plan")
+        keeps_parts = self._checkpoint is not None and (self.average is not None or self.validation is not None)
+        if keeps_parts and sharding.is_sharded(unwrap(self.model)):
+            raise InvalidArgument(
+                "checkpoint= beside average= or validation=: not for a sharded model, whose best and "
+                "mean weights are in parts; want one of them without the other"
+            )
         loss = self._loss if self.augment is None else average_views(self._loss, self.augment, self.views)
         self.model.train()
         steps = start(
@@ -155,10 +162,11 @@ class Trainer:
         self.model.eval()
         try:
             home, clipper = find_device(self.model, None), Clipper(unwrap(self.model), self.loss, reads_values=True)
-            for batch in source.batches(iter([places[at : at + at_once] for at in range(0, count, at_once)])):
-                batch = move_batch(batch, home)
-                total += float(clipper.measure(self._loss, batch).sum())
-                correct += self._right_answers(batch)
+            with sharding.gather(unwrap(self.model)):
+                for batch in source.batches(iter([places[at : at + at_once] for at in range(0, count, at_once)])):
+                    batch = move_batch(batch, home)
+                    total += float(clipper.measure(self._loss, batch).sum())
+                    correct += self._right_answers(batch)
         finally:
             self.model.train(training)
         return Evaluation(total / count, correct / count)
@@ -196,7 +204,8 @@ class Trainer:
         assert self.validation is not None
         if self.average is not None:
             self.average.exchange(self.model)
-        score = self.validation.score(self.model, steps.release.key, steps.number)
+        with sharding.gather(unwrap(self.model)):
+            score = self.validation.score(self.model, steps.release.key, steps.number)
         best.offer(self.model, score, steps.number)
         if self.average is not None:
             self.average.exchange(self.model)

@@ -222,6 +222,8 @@ def _class_members(kind: type) -> list[tuple[str, Any]]:
 
 
 def _object_members(value: Any) -> list[tuple[str, Any]]:
+    if not isinstance(value, nn.Module) and str(type(value).__module__).startswith("torch.distributed."):
+        return []  # what gathers a sharded model: its memory must not be looked at by numpy, or cannot be freed
     members = [(f".{name}", kept) for name, kept in getattr(value, "__dict__", {}).items()]
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
