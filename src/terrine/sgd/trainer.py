@@ -36,8 +36,9 @@ from terrine.sgd.devices import find_device, move_batch
 from terrine.sgd.loss import Loss, as_loss, average_views, call_model
 from terrine.sgd.optimizers import Average
 from terrine.sgd.plan import Plan
+from terrine.sgd.run import PrivateStep, PrivateSteps
 from terrine.sgd.setup import unwrap
-from terrine.sgd.steps import PrivateStep, PrivateSteps, start
+from terrine.sgd.steps import start
 from terrine.sgd.validation import Best, Budgeted, PublicValidation, are_classes, right
 
 
