@@ -112,6 +112,8 @@ def test_a_backward_hook_of_a_module_is_honoured():
 
 
 class LayerDrop(nn.Module):
+    """Draws one number for everybody, by Python's own generator."""
+
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(4, 4).double(), nn.Linear(4, 3).double()
@@ -125,11 +127,19 @@ class InPlace(nn.Linear):
         return super().forward(x.sub_(0.5).div_(0.25))
 
 
-@pytest.mark.parametrize("make", [LayerDrop, lambda: InPlace(4, 3).double()], ids=["layer drop", "in place"])
-def test_ordinary_models_are_not_refused(make):
+def test_a_coin_of_pythons_is_refused_as_several_examples_would_share_it():
+    with pytest.raises(InvalidArgument, match="torch.rand"):
+        clipped_sum(LayerDrop(), CRITERION, data(), clip=C)
+    with pytest.raises(InvalidArgument, match="torch.rand"):
+        released_sum(LayerDrop(), data(), CRITERION)
+
+
+def test_a_model_that_writes_to_its_input_is_the_loop():
     x, y = data()
-    assert float(released_sum(make(), (x.clone(), y), CRITERION).norm()) > 0
-    clipped_sum(make(), CRITERION, (x, y), clip=C)
+    model = InPlace(4, 3).double()
+    expected = loop(model, CRITERION, (x.clone(), y), C)
+    torch.testing.assert_close(released_sum(model, (x.clone(), y), CRITERION), flatten(expected[0]))
+    assert_same(clipped_sum(model, CRITERION, (x.clone(), y), clip=C), expected)
 
 
 @pytest.mark.parametrize("microbatch", [None, 1])

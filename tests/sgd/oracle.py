@@ -18,8 +18,9 @@ def loop(model, loss, batch, clip):
     norms = []
     for i in range(len(pytree.tree_leaves(batch)[0])):
         example = pytree.tree_map(lambda t, i=i: t[i : i + 1], batch)
-        grads = torch.autograd.grad(value(loss, model, example), list(parameters.values()), allow_unused=True)
-        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters.values(), grads, strict=True)]
+        model.zero_grad()
+        value(loss, model, example).backward()  # autograd.grad would skip what reentrant checkpointing recomputes
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters.values()]
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads))
         norms.append(norm)
         for name, g in zip(parameters, grads, strict=True):

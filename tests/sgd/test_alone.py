@@ -145,7 +145,7 @@ class Keeping(nn.Module):
 @pytest.mark.parametrize("way", ["attribute", "list", "buffer", "index"])
 def test_what_a_model_keeps_of_an_example_is_refused(way):
     model = Keeping(way).double()
-    with pytest.raises(InvalidArgument, match=r"earlier lot|outlives|changed while examples ran"):
+    with pytest.raises(InvalidArgument, match=r"earlier batch|outlives|changed while examples ran"):
         clipped_sum(model, CRITERION, (torch.randn(N, 4).double(), torch.randint(3, (N,))), clip=CLIP)
     assert not model.seen.any()
 

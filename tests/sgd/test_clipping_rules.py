@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping import clipped_sum, contribution, convolved
+from terrine.sgd.clipping import Clipper, Flat, clipped_sum, contribution, convolved
 from terrine.sgd.clipping.contribution import Lookup
 
 from .helpers import Criterion
@@ -609,7 +609,7 @@ def test_what_attention_leaves_out_at_random_is_left_out_of_the_bias_as_well():
     model = Net(lambda s, x: attend(*heads(s.l(x)), s.b, 0.5), l=nn.Linear(6, 18), b=raw(2, 4, 4)).double()
     x = torch.randn(1, 4, 6, dtype=torch.float64)
     torch.manual_seed(7)
-    found = clipped_sum(model, criterion, (x, torch.zeros(1)), clip=1e6, microbatch=1)
+    found = Clipper(model, criterion, microbatch=1).add_up((x, torch.zeros(1)), Flat(1e6))
     torch.manual_seed(7)
     criterion(model(x), torch.zeros(1)).sum().backward()
     for name, parameter in model.named_parameters():

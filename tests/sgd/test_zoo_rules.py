@@ -32,7 +32,7 @@ def check(model, *shape):
     model = model.double()
     x = torch.randn(4, *shape, dtype=torch.float64)
     y = torch.randn_like(model(x).detach())
-    assert_same(clipped_sum(model, CRITERION, x, y, clip=0.5), loop(model, CRITERION, x, y, 0.5))
+    assert_same(clipped_sum(model, CRITERION, (x, y), clip=0.5), loop(model, CRITERION, (x, y), 0.5))
     assert not way_of(model).one_by_one
 
 
@@ -99,8 +99,8 @@ def test_large_computed_weights_are_not_kept_for_every_example(monkeypatch):
     x[1] = torch.nan
     model = Standardised()
     others = [0, 2, 3]
-    found = clipped_sum(model, CRITERION, x, y, clip=0.5)
-    assert_same(found._replace(norms=found.norms[others]), loop(model, CRITERION, x[others], y[others], 0.5), 1e-4)
+    found = clipped_sum(model, CRITERION, (x, y), clip=0.5)
+    assert_same(found._replace(norms=found.norms[others]), loop(model, CRITERION, (x[others], y[others]), 0.5), 1e-4)
 
 
 @pytest.mark.parametrize("frozen", ["weight", "bias", "both"])
@@ -117,8 +117,8 @@ def test_normalisation_of_several_rows_of_a_person():
     torch.manual_seed(1)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.Flatten(), nn.LayerNorm(32)).double()
     x, y = torch.randn(6, 3, 2, 2, dtype=torch.float64), torch.randn(6, 32, dtype=torch.float64)
-    found = clipped_sum(model, CRITERION, x, y, clip=0.5, rows=[3, 3])
-    people = [clipped_sum(model, CRITERION, x[rows], y[rows], clip=1e9) for rows in (slice(3), slice(3, 6))]
+    found = clipped_sum(model, CRITERION, (x, y), clip=0.5, rows=[3, 3])
+    people = [clipped_sum(model, CRITERION, (x[rows], y[rows]), clip=1e9) for rows in (slice(3), slice(3, 6))]
     for name, total in found.sums.items():
         norms = [
             torch.stack([one.square().sum() for one in person.sums.values()]).sum().sqrt() / 3 for person in people
@@ -135,7 +135,7 @@ def test_batch_statistics_of_examples_stay_refused():
             return functional.batch_norm(super().forward(x), None, None, self.bias, self.bias, True)
 
     with pytest.raises(InvalidArgument, match="mixes examples"):
-        clipped_sum(Hidden(3, 4), CRITERION, torch.randn(4, 3), torch.randn(4, 4), clip=1.0)
+        clipped_sum(Hidden(3, 4), CRITERION, (torch.randn(4, 3), torch.randn(4, 4)), clip=1.0)
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 3, 5, 7])
@@ -211,7 +211,7 @@ def test_recurrent_layers_leave_vmap_once(layer):
     model = First().double()
     x = torch.randn(4, 6, 3, dtype=torch.float64)
     y = torch.randn(4, model(x[:1]).shape[1], dtype=torch.float64)
-    assert_same(clipped_sum(model, CRITERION, x, y, clip=0.5), loop(model, CRITERION, x, y, 0.5))
+    assert_same(clipped_sum(model, CRITERION, (x, y), clip=0.5), loop(model, CRITERION, (x, y), 0.5))
 
 
 # -- nothing waits for a device that is not the CPU ------------------------------------------------------
