@@ -29,7 +29,7 @@ from terrine.pate import aggregators, votes
 from terrine.rng import Seeded
 from terrine.sgd import plan
 from terrine.sgd.clipping import Clipped
-from terrine.sgd.release import Release
+from terrine.sgd.release import StepRelease
 
 CONFIDENCE = 0.999
 BUDGET = Budget(1.0, 1e-5)
@@ -117,7 +117,7 @@ def clip_after_averaging() -> Iterator[None]:
     """The lot's mean is clipped instead of each example."""
     unbounded = property(lambda self: sgd.Flat(1e9))  # noqa: ARG005
 
-    def release(self: Release, optimizer: torch.optim.Optimizer) -> dict[str, float]:  # noqa: ARG001
+    def release(self: StepRelease, optimizer: torch.optim.Optimizer) -> dict[str, float]:  # noqa: ARG001
         bound = self.plan.first_bound
         means = {name: total / self.plan.lot for name, total in self.sums.items()}
         norm = torch.sqrt(sum((one.square().sum() for one in means.values()), torch.tensor(0.0)))
@@ -130,20 +130,20 @@ def clip_after_averaging() -> Iterator[None]:
         self.clear()
         return {}
 
-    with mock.patch.object(Release, "rule", unbounded), mock.patch.object(Release, "release", release):
+    with mock.patch.object(StepRelease, "rule", unbounded), mock.patch.object(StepRelease, "release", release):
         yield
 
 
 @contextlib.contextmanager
 def divided_by_drawn_size() -> Iterator[None]:
     """Sum and noise are divided by the size of the lot that was drawn, not by a public constant."""
-    add, release = Release.add, Release.release
+    add, release = StepRelease.add, StepRelease.release
 
-    def count(self: Release, clipped: Clipped, *others: Any) -> None:
+    def count(self: StepRelease, clipped: Clipped, *others: Any) -> None:
         self.drawn = len(clipped.norms)  # type: ignore[attr-defined]
         add(self, clipped, *others)
 
-    def rescale(self: Release, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    def rescale(self: StepRelease, optimizer: torch.optim.Optimizer) -> dict[str, float]:
         metrics = release(self, optimizer)
         for parameter in self.parameters.values():
             assert parameter.grad is not None
@@ -151,7 +151,7 @@ def divided_by_drawn_size() -> Iterator[None]:
         self.drawn = 0  # type: ignore[attr-defined]
         return metrics
 
-    with mock.patch.object(Release, "add", count), mock.patch.object(Release, "release", rescale):
+    with mock.patch.object(StepRelease, "add", count), mock.patch.object(StepRelease, "release", rescale):
         yield
 
 

@@ -46,7 +46,7 @@ from terrine.common.keys import Key
 from terrine.events import Budget
 from terrine.prompts import LanguageModel
 from terrine.sgd.clipping import Clipped, Clipper
-from terrine.sgd.release import Release
+from terrine.sgd.release import StepRelease
 from terrine.sgd.steps import start
 
 DELTA = 1e-4
@@ -400,7 +400,7 @@ def step_times(texts: Texts, language: LanguageModel, settings: Settings, repeat
     optimizer, moves = (torch.optim.Adam(one.groups(settings)) for one in (model, tuned))
     plan = sgd.Plan(examples=len(texts.private), lot=examples, steps=100, clip=1.0, noise=1.0, delta=DELTA)
     clipper = TextClipper(tuned, texts)
-    release = Release(clipper.parameters, plan, Key.fresh())
+    release = StepRelease(clipper.parameters, plan, Key.fresh())
 
     def plain() -> None:
         optimizer.zero_grad()

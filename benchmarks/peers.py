@@ -47,8 +47,9 @@ def opacus(
     build: Callable[[], nn.Module], data: Data, settings: Settings, epsilon: float, delta: float, seed: int
 ) -> Outcome:
     """DP-SGD by Opacus, as its tutorials write it."""
-    from opacus import PrivacyEngine
     from torch.utils.data import DataLoader
+
+    from opacus import PrivacyEngine
 
     train, labels, test, truth = data
     torch.manual_seed(seed)

@@ -36,7 +36,7 @@ from terrine.prompts.teachers import each_teacher
 from terrine.prompts.tuning import MEMORY, PromptClipper
 from terrine.prompts.voting import confident, record
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.release import Release
+from terrine.sgd.release import StepRelease
 
 DELTA = 1e-4
 """Below 1/N: there are at most 6,920 and 5,452 private texts."""
@@ -327,7 +327,7 @@ def step_times(task: Task, repeats: int = 5) -> Row:
         tuned = prompts.SoftPrompt.from_text(language, task.soft, task.start)
         moves = torch.optim.Adam([tuned.tokens], lr=1e-3)
         clipper = PromptClipper(language, tuned)
-        release = Release(clipper.parameters, plan, Key.fresh())
+        release = StepRelease(clipper.parameters, plan, Key.fresh())
 
         def private() -> None:
             release.add(clipper.add_up(tuple(lot), release.rule))

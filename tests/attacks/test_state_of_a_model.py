@@ -1,5 +1,6 @@
 """What an example tells Python must not be kept for the next lot: in buffers, weights, flags, lists, arrays."""
 
+import copy
 from array import array
 from collections import Counter, deque
 
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from terrine import sgd
 from terrine.errors import InvalidArgument, TerrineError
+from tests.sgd.helpers import distance, make_optimizer, run_loop, whole_lots
 
 
 class Stateful(nn.Module):
@@ -126,7 +128,7 @@ class NumpyNumber(Counted):
 
 class Bytes(Counted):
     def keep(self, x):
-        self.raw[0] = int(x.abs().max())
+        self.raw[0] = (self.raw[0] + 1 + int(x.abs().max())) % 256
 
 
 class NewPart(Stateful):
@@ -193,36 +195,71 @@ KEEPS = [
     ByAssignedData, ByNumpy, InPlaceFunction, PlainTensor, Counted, NumpyNumber, Bytes, NewPart, NewHook, NewFunction,
     BySlice, ByText, ByFailing,
 ]  # fmt: skip
-KEEPS += [RunningMaximum, ByAView, ByItsData, Assigned, Weights, Flag, List, Dictionary, Array, ByItsShape, Written]
+KEEPS += [Assigned, Flag, List, Dictionary, Array, ByItsShape, Written]
+PUT_BACK = [RunningMaximum, ByAView, ByItsData, Weights]
 
 
-def loop(model, loss=functional.cross_entropy, steps=2, n=12, **options):
+def run(model, loss=None, *, steps=2, n=12, **options):
+    """A loop of a few steps, of all examples each."""
     torch.manual_seed(0)
-    x, y = torch.randn(n, 4), torch.arange(n) % 3
-    plan = sgd.Plan(examples=n, lot=n, steps=steps, clip=1.0, noise=0.0, delta=1e-5, seed=0)
-    model, optimizer, lots = sgd.make_private(
-        model, torch.optim.SGD(model.parameters(), lr=0.0), (x, y), plan, **options
-    )
-    for some, labels in lots:
-        loss(model(some), labels).backward()
-        optimizer.step()
+    data = torch.randn(n, 4), torch.arange(n) % 3
+    run_loop(model, data, whole_lots(n, steps=steps), loss=loss, optimizer=make_optimizer(model, 0.0), **options)
+
+
+@pytest.mark.parametrize("reads_values", [False, True])
+@pytest.mark.parametrize("kind", KEEPS)
+def test_a_run_refuses_it(kind, reads_values):
+    with pytest.raises(InvalidArgument) as refusal:
+        run(kind(), reads_values=reads_values)
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("kind", KEEPS)
-def test_a_loop_refuses_it(kind):
+def test_so_does_the_loss_alone(kind):
+    """Kept by the loss, in what it closes over, not by the model."""
+    keeper = kind()
+
+    def loss(model, batch):
+        keeper.keep(batch[0])
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
     with pytest.raises(InvalidArgument):
-        loop(kind())
+        run(nn.Linear(4, 3), loss, reads_values=True)
 
 
-@pytest.mark.parametrize("kind", KEEPS)
+@pytest.mark.parametrize("microbatch", [None, 1, 3])
+@pytest.mark.parametrize("kind", PUT_BACK)
+def test_what_is_written_into_tensors_is_put_back_before_the_next_example(kind, microbatch):
+    torch.manual_seed(0)
+    x, y, model = torch.randn(12, 4), torch.arange(12) % 3, kind()
+    x[-1] *= 50.0
+    before = copy.deepcopy(model.state_dict())
+    sums = []
+    for n in (12, 11):
+        run(model, microbatch=microbatch, reads_values=True)
+        options = {"clip": 1.0, "reads_values": True, "microbatch": microbatch}
+        sums.append(sgd.clipped_sum(model, nn.CrossEntropyLoss(), (x[:n], y[:n]), **options))
+        assert all(torch.equal(before[name], one) for name, one in model.state_dict().items())
+    assert distance(*sums) <= 1.0001
+    keeper = kind()
+
+    def loss(model, batch):
+        keeper.keep(batch[0])
+        return functional.cross_entropy(model(batch[0]) * keeper.state.clone(), batch[1])
+
+    run(nn.Linear(4, 3), loss, microbatch=microbatch, reads_values=True)
+    assert all(torch.equal(before[name], one) for name, one in keeper.state_dict().items() if name == "state")
+
+
+@pytest.mark.parametrize("kind", [Array, List, Written, Flag])
 def test_a_trainer_refuses_it(kind):
-    torch.manual_seed(0)
-    x, y = torch.randn(12, 4), torch.arange(12) % 3
-    plan = sgd.Plan(examples=12, lot=12, steps=2, clip=1.0, noise=0.0, delta=1e-5, seed=0)
+    data = torch.randn(12, 4), torch.arange(12) % 3
     model = kind()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    trainer = sgd.Trainer(
+        model, make_optimizer(model), nn.CrossEntropyLoss(), whole_lots(12), progress=False, reads_values=True
+    )
     with pytest.raises(InvalidArgument):
-        sgd.Trainer(model, optimizer, functional.cross_entropy, plan, progress=False).fit((x, y))
+        trainer.fit(data)
 
 
 class Remembers(nn.Module):
@@ -235,106 +272,91 @@ class Remembers(nn.Module):
         return functional.cross_entropy(output, y)
 
 
-def test_a_criterion_is_a_model_too():
-    x, y = torch.randn(12, 4), torch.arange(12) % 3
-    plan = sgd.Plan(examples=12, lot=12, steps=2, clip=1.0, noise=0.0, delta=1e-5, seed=0)
-    model = nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with pytest.raises(InvalidArgument, match="buffer"):
-        sgd.Trainer(model, optimizer, Remembers(), plan, progress=False).fit((x, y))
-    with pytest.raises(InvalidArgument, match="buffer"):
-        loop(nn.Linear(4, 3), criterion=Remembers())
-
-
-class Unconditional(Stateful):
-    def keep(self, x):
-        self.state += 1
-        self.seen.append(None)
-        self.training_steps = getattr(self, "training_steps", 0) + 1
-
-
-def test_what_is_the_same_for_all_goes_on_from_lot_to_lot():
-    model = Unconditional()
-    loop(model, steps=3, n=100)  # several microbatches a lot
-    assert (len(model.seen), model.training_steps, int(model.state)) == (3, 3, 1 + 3)
+def test_a_criterion_is_a_program_too():
+    with pytest.raises(InvalidArgument, match=r"float\(\)"):
+        run(nn.Linear(4, 3), Remembers())
+    criterion = Remembers()
+    run(nn.Linear(4, 3), criterion, reads_values=True)
+    assert float(criterion.largest) == 0.0
 
 
 class Asks(Stateful):
-    """Reads numbers of its examples, and keeps nothing."""
+    """Asks for truths of its examples, and keeps nothing."""
 
     def keep(self, x):
         if (x > 100).any():
             raise AssertionError
 
 
-def test_a_question_alone_is_allowed():
-    loop(Asks())
+class Counts(Stateful):
+    """Reads numbers of its examples, and keeps nothing."""
+
+    def keep(self, x):
+        assert x.abs().max().item() < 100
 
 
 class Reassigned(Stateful):
-    """Reads, and assigns what is equal to what was there."""
+    """Assigns what is equal to what was there."""
 
     def keep(self, x):
-        assert not (x > 100).any()
-        self.shape, self.device, self.part, self.options = x.shape, x.device, slice(0, 2), {"a": [1.0, float("nan")]}
-        self.table = {"again": torch.arange(3)}
+        self.training_shape, self.device, self.options = x.shape, x.device, (1.0, "a", None)
 
 
-def test_what_is_assigned_anew_and_equal_is_the_same():
-    model = Reassigned()
-    model.keep(torch.ones(1, 4))
+class Scratch(Stateful):
+    """Writes numbers that are the same for everybody into a buffer, and uses them."""
+
+    def keep(self, x):
+        self.state.fill_(2.0).mul_(3.0)
+
+
+def test_what_keeps_nothing_is_allowed():
+    for kind in (Asks, Reassigned, Scratch):
+        model = kind()
+        model.keep(torch.ones(1, 4))
+        run(model, n=40)
+    run(Counts(), reads_values=True)
+
+
+def test_odd_state_that_nobody_touches_is_no_reason_to_refuse():
+    model = Asks()
     model.nowhere, model.nested = torch.empty(2, device="meta"), torch.nested.nested_tensor([torch.ones(2)])
-    loop(model)
+    model.sparse, model.table["itself"] = torch.eye(3).to_sparse(), model.table
+    model.seen = [deque(maxlen=2), Counter(), np.random.default_rng(0), torch.Generator(), (i for i in range(3))]
+    run(model)
 
 
-class Nested(Stateful):
-    def keep(self, x):
-        self.table.setdefault("last", deque(maxlen=2)).append(len(self.table))
-
-
-def test_what_is_put_back_is_the_same_object():
-    model = Nested()
-    model.table["last"], model.same = deque([0], maxlen=2), None
-    model.same, last = model.table, model.table["last"]
-    model.table["itself"] = model.table
-    loop(model, steps=5, n=100)
-    assert model.same is model.table
-    assert model.table["last"] is last
-    assert (list(last), last.maxlen) == ([2, 2], 2)
+def test_what_a_program_writes_is_put_back():
+    model = Scratch()
+    run(model)
+    assert float(model.state) == 1.0
 
 
 def recalibrated():
     norm = nn.BatchNorm1d(4, affine=False, momentum=1.0)
 
-    def loss(model, x, y):
+    def loss(model, batch):
         norm.train()
         with torch.no_grad():
-            norm(x)
+            norm(batch[0])
         norm.eval()
-        return functional.cross_entropy(model(norm(x)), y)
+        return functional.cross_entropy(model(norm(batch[0])), batch[1])
 
     return loss
 
 
-def statistics(model, x, y):
+def statistics(model, batch):
     mean, variance = torch.zeros(4), torch.ones(4)
-    functional.batch_norm(x, mean, variance, training=True)
-    return functional.cross_entropy(model(x - mean), y)
+    functional.batch_norm(batch[0], mean, variance, training=True)
+    return functional.cross_entropy(model(batch[0] - mean), batch[1])
 
 
-def longest_rows(model, x, y):
+def longest_rows(model, batch):
     table = torch.ones(3, 4)
-    functional.embedding(y, table, max_norm=0.1)
-    return functional.cross_entropy(model(x * table[0]), y)
+    functional.embedding(batch[1], table, max_norm=0.1)
+    return functional.cross_entropy(model(batch[0] * table[0]), batch[1])
 
 
-@pytest.mark.parametrize("turn", [recalibrated(), statistics, longest_rows])
-def test_nor_does_a_lot_reach_public_tensors_outside_the_model(turn):
-    torch.manual_seed(0)
-    x, y = torch.randn(12, 4), torch.arange(12) % 3
-    plan = sgd.Plan(examples=12, lot=12, steps=1, clip=1.0, noise=0.0, delta=1e-5, seed=0)
-    model = nn.Linear(4, 3)
-    model, _, lots = sgd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.0), (x, y), plan)
-    some, labels = next(iter(lots))
-    with pytest.raises(TerrineError, match="not of the lot"):
-        turn(model, some, labels)
+@pytest.mark.parametrize("loss", [recalibrated(), statistics, longest_rows])
+def test_nor_does_an_example_reach_public_tensors_outside_the_model(loss):
+    with pytest.raises(TerrineError, match=r"batch norm|max_norm|batch_norm|one value|more than 1 value"):
+        run(nn.Linear(4, 3), loss)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from terrine.sgd import Flat
+
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
@@ -87,13 +89,12 @@ def test_it_is_pefts_activated_lora(bench, language, texts):
 
 def test_one_clipped_sum_whatever_the_padding(bench, language, texts, caplog):
     model = adapted(bench, language, texts)
-    found = list(bench.clipped(model, texts, texts.private, 0.3))
-    alone = [one for place in texts.private for one in bench.clipped(model, texts, place[None], 0.3)]
-    assert len(found) == 2
+    clipper = bench.TextClipper(model, texts)
+    found, *alone = (clipper.add_up((places,), Flat(0.3)) for places in (texts.private, *texts.private.split(1)))
+    assert len(list(texts.batches(texts.private))) == 2
     assert "one example at a time" not in caplog.text
-    for name in found[0].sums:
-        expected = sum(one.sums[name] for one in alone)
-        torch.testing.assert_close(sum(one.sums[name] for one in found), expected, rtol=1e-3, atol=1e-4)
+    for name, total in found.sums.items():
+        torch.testing.assert_close(sum(one.sums[name] for one in alone), total, rtol=1e-3, atol=1e-4)
     assert all(float(one.norms) > 0 for one in alone)
 
 

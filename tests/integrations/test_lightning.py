@@ -170,6 +170,7 @@ def test_a_stopped_run_goes_on_where_it_was(ckpt, tmp_path):
     kept_run(tmp_path, run, stop_at=4)
     resumed, again = kept_run(tmp_path, run, ckpt=None if ckpt is None else tmp_path / ckpt)
     assert again.strategy.lots.steps.number == again.global_step == 7
+    again.save_checkpoint(tmp_path / "after.ckpt")
     (tmp_path / "whole").mkdir()
     whole, _ = kept_run(tmp_path / "whole", run)
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):

@@ -166,19 +166,43 @@ def test_a_loss_that_keeps_an_example_anywhere_is_refused(where, tmp_path, accou
     assert not account.charges
 
 
-def test_one_example_in_many_that_steers_the_run_is_noticed(tmp_path):
-    """Not by chance: the trainer's attributes are looked at whenever the loss runs."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_example_in_many_that_steers_the_run_is_noticed(fails, tmp_path):
+    """Not by chance: the trainer's attributes are looked at whenever the loss runs, and where it fails."""
     data = [*hf.texts()[:-1], {"input_ids": [3] * 8, "labels": [3] * 8}]
 
     class Stops(PrivateTrainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             if (inputs["input_ids"] == 3).all():
                 self.control.should_training_stop = True
+                if fails:
+                    raise ValueError
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     run = hf.plan(steps=40, lot=12)
     with pytest.raises(InvalidArgument, match="changes should_training_stop of TrainerControl"):
         hf.trainer(tmp_path, kind=Stops, data=data, run=run).train()
+
+
+@pytest.mark.parametrize("what", ["none", "nan", "error"])
+def test_an_example_without_a_loss_adds_nothing(what, tmp_path):
+    data = [*hf.texts()[:-1], {"input_ids": [3] * 8, "labels": [3] * 8}]
+
+    class Skips(hf.Peeking):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            if not (inputs["input_ids"] == 3).all():
+                return loss
+            return {"none": lambda: None, "nan": lambda: loss * torch.nan, "error": lambda: 1 / 0}[what]()
+
+    sums = []
+    for count, kind in ((24, Skips), (23, hf.Peeking)):
+        run = hf.plan(examples=count, lot=count, steps=1, sampling=sgd.FixedSize())
+        found = hf.trainer(tmp_path / str(count), hf.gpt2().double(), kind=kind, data=data[:count], run=run)
+        found.train()
+        sums.append(found.peeked[0][1])
+    for name, value in sums[0].items():
+        torch.testing.assert_close(value, sums[1][name], rtol=1e-9, atol=1e-12)
 
 
 def test_a_loss_may_read_what_the_run_does(tmp_path):

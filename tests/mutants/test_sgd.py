@@ -15,8 +15,9 @@ from terrine.common.keys import Draw, Key
 from terrine.errors import InvalidArgument
 from terrine.events import PoissonSampled, Repeated
 from terrine.sgd import distributed
-from terrine.sgd import step as step_module
 from terrine.sgd.clipping.summing import ClippedSums
+from terrine.sgd.release import StepRelease
+from tests.sgd.helpers import flatten, make_optimizer
 
 CLIP = 0.5
 
@@ -26,24 +27,16 @@ def data(examples=12):
     return 9 * torch.randn(examples, 4, generator=generator), torch.randint(0, 3, (examples,), generator=generator)
 
 
-def released(x, y, *, noise=0.0, lot=None, steps=1, seed=0, piece=None, sampling=None, examples=None):
-    """The gradients that a run releases, step by step."""
-    examples = examples or len(x)
+def released(x, y, *, noise=0.0, lot=None, steps=1, seed=0, sampling=None, metrics=(), **options):
+    """The gradients that a run releases, step by step, or what it measured."""
     plan = sgd.Plan(
-        examples=examples, lot=lot or examples, steps=steps, clip=CLIP, noise=noise, delta=1e-5, seed=seed,
-        sampling=sampling or sgd.Poisson(),
+        examples=len(x), lot=lot or len(x), steps=steps, clip=CLIP, noise=noise, delta=1e-5, seed=seed,
+        sampling=sampling or sgd.Poisson(), metrics=metrics,
     )  # fmt: skip
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    model, optimizer, lots = sgd.make_private(model, optimizer, (x, y), plan, piece=piece)
-    found = []
-    for a, b in lots:
-        nn.CrossEntropyLoss()(model(a), b).backward()
-        optimizer.step()
-        if model.weight.grad is not None:
-            found.append(torch.cat([one.grad.flatten() for one in model.parameters()]))
-    return found
+    run = sgd.private_steps(model, make_optimizer(model, 0.0), (x, y), plan, loss=nn.CrossEntropyLoss(), **options)
+    return [step.metrics["loss"] if metrics else flatten(step.gradients) for step in run]
 
 
 # --- checks: each raises AssertionError on a run that is wrong ---------------------------------------------------
@@ -58,9 +51,9 @@ def one_example_moves_the_sum_by_at_most_the_bound():
         assert float((whole - without).norm()) <= CLIP * (1 + 1e-4)
 
 
-def noise_has_the_deviation_of_the_event(lot=6, piece=None):
+def noise_has_the_deviation_of_the_event(lot=6, microbatch=None):
     x, y = torch.zeros(12, 4), torch.zeros(12, dtype=torch.long)
-    steps = released(x, y, noise=2.0, lot=lot, steps=300, piece=piece)
+    steps = released(x, y, noise=2.0, lot=lot, steps=300, microbatch=microbatch)
     assert len(steps) == 300
     weights = torch.stack(steps)[:, :12]  # zero inputs: the weights' gradients are noise alone
     expected = 2.0 * CLIP / lot
@@ -87,7 +80,26 @@ def the_event_is_that_of_the_sampler():
         assert billed_as_poisson == (len(sizes) > 1 and not disjoint)
 
 
+def one_example_moves_a_metric_by_at_most_its_radius():
+    x, y = data()
+    metric = sgd.Metric(low=0.0, high=2.0)
+    whole = 12 * (released(x, y, metrics=metric)[0] - metric.middle)
+    for index in range(len(x)):
+        kept = [place for place in range(len(x)) if place != index]
+        without = 11 * (released(x[kept], y[kept], metrics=metric)[0] - metric.middle)
+        assert abs(whole - without) <= metric.radius * (1 + 1e-4)
+
+
+def a_metric_has_the_noise_of_its_event():
+    x, y = torch.zeros(12, 4), torch.zeros(12, dtype=torch.long)
+    metric = sgd.Metric(low=0.0, high=2.0, noise=3.0)
+    values = torch.tensor(released(x, y, noise=1.0, lot=12, steps=300, metrics=metric))
+    assert abs(float(values.std()) / (3.0 * metric.radius / 12) - 1) < 5 / math.sqrt(2 * 300)
+
+
 CHECKS = [
+    one_example_moves_a_metric_by_at_most_its_radius,
+    a_metric_has_the_noise_of_its_event,
     one_example_moves_the_sum_by_at_most_the_bound,
     noise_has_the_deviation_of_the_event,
     every_lot_takes_a_step,
@@ -100,8 +112,8 @@ def test_the_real_code_passes(check):
     check()
 
 
-def test_pieces_carry_no_noise_of_their_own():
-    noise_has_the_deviation_of_the_event(piece=2)
+def test_microbatches_carry_no_noise_of_their_own():
+    noise_has_the_deviation_of_the_event(microbatch=2)
 
 
 # --- mutants -----------------------------------------------------------------------------------------------------
@@ -139,51 +151,70 @@ def test_a_sum_that_is_not_clipped_by_example_is_caught(monkeypatch, mutant):
 
 
 def test_noise_divided_by_the_drawn_size_is_caught(monkeypatch):
-    real = step_module.Step.release
+    real = StepRelease.release
 
     def by_drawn_size(self, optimizer):
         drawn = max(1, len(self.plan.sampling.draw(self.key, self.taken, examples=12, lot=6)))
-        real(self, optimizer)
+        metrics = real(self, optimizer)
         for parameter in self.parameters.values():
             parameter.grad *= self.plan.lot / drawn
+        return metrics
 
-    monkeypatch.setattr(step_module.Step, "release", by_drawn_size)
+    monkeypatch.setattr(StepRelease, "release", by_drawn_size)
     with pytest.raises(AssertionError):
         noise_has_the_deviation_of_the_event()
 
 
 def test_a_skipped_empty_lot_is_caught(monkeypatch):
-    real = step_module.Step.release
+    real = StepRelease.release
 
     def only_if_filled(self, optimizer):
-        filled = bool(self._sums)
-        real(self, optimizer)
-        if not filled:
-            self.withhold()
+        is_filled = bool(self.sums)
+        metrics = real(self, optimizer)
+        for parameter in () if is_filled else self.parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        return metrics
 
-    monkeypatch.setattr(step_module.Step, "release", only_if_filled)
+    monkeypatch.setattr(StepRelease, "release", only_if_filled)
     with pytest.raises(AssertionError):
         every_lot_takes_a_step()
 
 
-def test_noise_for_every_piece_is_caught(monkeypatch):
-    real = step_module.Step.add
+def test_noise_for_every_microbatch_is_caught(monkeypatch):
+    def noisy(self, contributions, squares, rule, scale=1.0):
+        norms = REAL_ADD(self, contributions, squares, rule, scale)
+        for total in self._totals.values():
+            total += 2.0 * rule.bound * torch.randn_like(total)
+        return norms
 
-    def noisy(self, clipped):
-        if clipped is not None:
-            for one in clipped.sums.values():
-                one += self.plan.deviation_at(self.taken, CLIP) * torch.randn_like(one)
-        real(self, clipped)
-
-    monkeypatch.setattr(step_module.Step, "add", noisy)
+    monkeypatch.setattr(ClippedSums, "add", noisy)
     with pytest.raises(AssertionError):
-        noise_has_the_deviation_of_the_event(piece=2)
+        noise_has_the_deviation_of_the_event(microbatch=2)
+
+
+def test_a_metric_that_is_not_clamped_is_caught(monkeypatch):
+    monkeypatch.setattr(sgd.Metric, "clamped_sum", lambda self, values: float((values - self.middle).sum()))
+    with pytest.raises(AssertionError):
+        one_example_moves_a_metric_by_at_most_its_radius()
+
+
+def test_a_metric_whose_noise_forgets_its_range_is_caught(monkeypatch):
+    monkeypatch.setattr(sgd.Metric, "noise_for", lambda self, lot: 1.5)
+    with pytest.raises(AssertionError):
+        a_metric_has_the_noise_of_its_event()
+
+
+def test_a_metric_of_the_whole_lot_is_caught(monkeypatch):
+    """The mean over who was drawn, as everybody logs it."""
+    monkeypatch.setattr(sgd.Metric, "clamped_sum", lambda self, values: 12 * float(values.mean()) - 12 * self.middle)
+    with pytest.raises(AssertionError):
+        one_example_moves_a_metric_by_at_most_its_radius()
 
 
 def test_too_little_noise_is_caught(monkeypatch):
     real = Draw.protect
     monkeypatch.setattr(
-        Draw, "protect", lambda self, totals, deviation, over: real(self, totals, 0.9 * deviation, over)
+        Draw, "protect", lambda self, totals, deviation, over=1.0: real(self, totals, 0.9 * deviation, over)
     )
     with pytest.raises(AssertionError):
         noise_has_the_deviation_of_the_event()
@@ -193,7 +224,7 @@ def test_noise_once_per_process_is_caught(monkeypatch):
     """Two processes that each add noise before the sum: as if the sum had been taken twice."""
     real = Draw.protect
 
-    def twice(self, totals, deviation, over):
+    def twice(self, totals, deviation, over=1.0):
         real(self, totals, deviation)
         real(self, totals, deviation, over)
 
@@ -217,8 +248,8 @@ def test_shuffled_lots_cost_more_than_poisson_lots_would():
 def test_batch_norm_is_caught():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     plan = sgd.Plan(examples=12, lot=6, steps=1, clip=1.0, noise=1.0, delta=1e-5)
-    with pytest.raises(InvalidArgument, match="1"):
-        sgd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data(), plan)
+    with pytest.raises(InvalidArgument, match="1: BatchNorm1d"):
+        sgd.private_steps(model, make_optimizer(model), data(), plan, loss=nn.CrossEntropyLoss())
 
 
 def test_replace_one_noise_stated_for_add_remove_is_caught(monkeypatch):

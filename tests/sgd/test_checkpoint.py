@@ -27,7 +27,7 @@ from terrine.sgd import checkpoint
 from terrine.sgd.checkpoint import Checkpoint, KeptRun
 from terrine.sgd.correlated import CorrelatedNoise
 from terrine.sgd.optimizers import Average
-from terrine.sgd.release import Release
+from terrine.sgd.release import StepRelease
 
 from .processes import PROCESSES
 
@@ -90,7 +90,7 @@ def kill(monkeypatch, moment):
 
         return called
 
-    for owner, name in ((os, "pwrite"), (os, "open"), (Path, "unlink"), (Path, "replace"), (Release, "release")):
+    for owner, name in ((os, "pwrite"), (os, "open"), (Path, "unlink"), (Path, "replace"), (StepRelease, "release")):
         monkeypatch.setattr(owner, name, mortal(getattr(owner, name)))
     monkeypatch.setattr(os, "fsync", mortal(lambda file: None))
     monkeypatch.setattr("terrine.common.release_count._flush", os.fsync)
@@ -199,7 +199,7 @@ def test_interrupted_between_the_count_and_the_release_the_step_is_spent(tmp_pat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(*((ReleaseCount, "advance") if moment == "count" else (Release, "release")), interrupt)
+        patched.setattr(*((ReleaseCount, "advance") if moment == "count" else (StepRelease, "release")), interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(steps)
     with pytest.raises(OutOfOrder, match="closed"):

@@ -17,7 +17,7 @@ from terrine.errors import InvalidArgument
 from terrine.events import Budget, Gaussian, PoissonSampled, Repeated, Unit, settled_unit
 from terrine.ledger import Ledger
 from terrine.sgd.clipping import clipped_sum
-from terrine.sgd.release import Release
+from terrine.sgd.release import StepRelease
 from terrine.sgd.validation import Budgeted
 
 from .helpers import distance, flatten, make_optimizer, run_loop
@@ -432,7 +432,7 @@ def test_correlated_noise_for_people(sampling):
 def test_adaptive_clipping_counts_people():
     plan = people_plan(people=10, lot=10, clip=sgd.Adaptive(initial=10.0), rows_per_person=4)
     model = nn.Linear(4, 3)
-    release = Release(dict(model.named_parameters()), plan, Key.seeded(1))
+    release = StepRelease(dict(model.named_parameters()), plan, Key.seeded(1))
     x, y = torch.zeros(40, 4), torch.arange(40) % 3  # nobody's gradient is beyond the bound
     release.add(clipped_sum(model, MEAN, (x, y), clip=release.rule, rows=[4] * 10), people=10)
     assert release._within == 5.0  # half of ten people, not of forty rows

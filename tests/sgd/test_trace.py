@@ -23,7 +23,7 @@ def trace(call):
     def profile(frame, event, _):
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(SOURCE) and code.co_name not in INNER:
-            seen.add((Path(code.co_filename).relative_to(SOURCE).as_posix(), getattr(code, "co_qualname", code.co_name)))
+            seen.add((Path(code.co_filename).relative_to(SOURCE).as_posix(), code.co_qualname))
 
     sys.setprofile(profile)
     try:

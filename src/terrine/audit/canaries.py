@@ -34,7 +34,7 @@ from terrine.audit.scores import Flags, Floats
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd import distributed
 from terrine.sgd.clipping import Clipped
-from terrine.sgd.release import Release
+from terrine.sgd.release import StepRelease
 from terrine.sgd.sampling import Poisson
 from terrine.sgd.steps import PrivateSteps
 from terrine.sgd.trainer import History, Trainer
@@ -44,7 +44,7 @@ class Canaries:
     """Gradient canaries in one run: which are in, their coordinates, and the scores so far."""
 
     def __init__(
-        self, release: Release, included: Flags, places: NDArray[np.int64], generator: np.random.Generator
+        self, release: StepRelease, included: Flags, places: NDArray[np.int64], generator: np.random.Generator
     ) -> None:
         self.included, self._generator = included, generator
         ends = np.cumsum([parameter.numel() for parameter in release.parameters.values()])
@@ -108,7 +108,7 @@ class Canaries:
             raise OutOfOrder("canaries: no step was taken; want a loop over the steps")
         return one_run.guess(self.scores, self.included, confidence=confidence)
 
-    def join(self, release: Release) -> None:
+    def join(self, release: StepRelease) -> None:
         """A lot is complete: the canaries that were drawn join it."""
         self._known = {
             name: self._gathered(release.sums.get(name), places) for name, (_, places) in self._where.items()
@@ -117,7 +117,7 @@ class Canaries:
         if distributed.is_first():  # once to a lot, whatever processes it is spread over
             release.add(self._contribution(release))
 
-    def watch(self, release: Release) -> None:
+    def watch(self, release: StepRelease) -> None:
         """Score every canary by what was released at its coordinate."""
         self._seen += 1
         plan = release.plan
@@ -128,7 +128,7 @@ class Canaries:
                 excess = (noisy - self._known[name]).numpy() / self._bound
                 self.scores[owned] += _evidence(excess, plan.rate, plan.noise)
 
-    def _contribution(self, release: Release) -> Clipped:
+    def _contribution(self, release: StepRelease) -> Clipped:
         drawn = self.included & (self._generator.random(self.included.size) < release.plan.rate)
         sums: dict[str, Tensor] = {}
         for name, (owned, places) in self._where.items():

@@ -42,7 +42,7 @@ class Roc:
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricInterval:
     """A number with its bootstrap interval."""
 
     value: float
@@ -54,10 +54,10 @@ class Metric:
 class Summary:
     """An attack in four numbers."""
 
-    auc: Metric
-    at_one_percent: Metric
-    at_one_in_thousand: Metric
-    balanced_accuracy: Metric
+    auc: MetricInterval
+    at_one_percent: MetricInterval
+    at_one_in_thousand: MetricInterval
+    balanced_accuracy: MetricInterval
 
 
 def roc(scores: Scores) -> Roc:
@@ -77,7 +77,7 @@ def summary(scores: Scores, *, confidence: float = 0.95, resamples: int = 1000, 
     low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
     return Summary(
         *(
-            Metric(value, min(float(a), value), max(float(b), value))
+            MetricInterval(value, min(float(a), value), max(float(b), value))
             for value, a, b in zip(point, low, high, strict=True)
         )
     )

@@ -12,7 +12,7 @@ from terrine.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from terrine.audit import Evidence, Scores, Verdict
-    from terrine.audit.metrics import Metric
+    from terrine.audit.metrics import MetricInterval
     from terrine.events import Budget
 
 app = typer.Typer(
@@ -137,7 +137,7 @@ def _judged(found: Scores, evidence: Evidence, delta: float, claim: Budget | Non
     return record
 
 
-def _interval(metric: Metric) -> dict[str, float]:
+def _interval(metric: MetricInterval) -> dict[str, float]:
     return {"value": metric.value, "low": metric.low, "high": metric.high}
 
 

@@ -157,13 +157,12 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         with _silence_metrics(module):
             steps = start(
                 module, self.optimizers[0], self._dataset, self.plan,
-                loss=loops.watch_loss(self._compute_alone, self._list_holders), roots=_find_roots(module),
+                loss=loops.watch_loss(self._compute_alone, self._list_holders), roots=_find_roots(module, trainer),
                 checkpoint=None if path is None else Checkpoint(path, every=self.plan.steps + 1),
                 precision="bf16" if isinstance(self.precision_plugin, MixedPrecision) else None, **self._options,
             )  # fmt: skip
-        if path is not None and trainer.lr_scheduler_configs:
-            schedules = enumerate(trainer.lr_scheduler_configs)
-            steps.keep(**{f"schedule{index}": config.scheduler for index, config in schedules})
+        if path is not None:
+            steps.keep(**{f"schedule{index}": schedule for index, schedule in enumerate(_list_schedules(trainer))})
         loops.check_progress(steps, path, trainer.global_step)
         progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
         progress.ready = progress.completed = steps.number
@@ -173,8 +172,9 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         """What a training step could keep an example in, or decide by one what the run does."""
         trainer = self._trainer
         assert trainer is not None
-        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-        return [self.lightning_module, trainer, trainer.fit_loop, *self.optimizers, *schedules]
+        progress = [trainer.fit_loop, trainer.fit_loop.epoch_loop]
+        run = [*progress, *self.optimizers, *_list_schedules(trainer), *trainer.callbacks]
+        return [self.lightning_module, trainer, *run]
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             raise InvalidArgument("training_step: writes to trainer.callback_metrics; want nothing of an example kept")
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
-            raise InvalidArgument(f"training_step: want a loss for every example, got {type(loss).__name__}")
+            raise TypeError(f"training_step: want a loss, got {type(loss).__name__}")  # an example that adds nothing
         return loss
 
     # -- checkpoints -----------------------------------------------------------------------------------
@@ -237,8 +237,7 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     def save_checkpoint(self, *args: Any, **others: Any) -> None:
         """Save Lightning's checkpoint, and the private run at the same step."""
         super().save_checkpoint(*args, **others)
-        if self.lots.steps is not None:
-            self.lots.steps.save()
+        self.lots.save()
 
     def teardown(self) -> None:
         """End the run."""
@@ -265,10 +264,15 @@ class _Epsilon(Callback):  # type: ignore[misc]
             log.public(name, value, prog_bar=True, **how)
 
 
-def _find_roots(module: LightningModule) -> dict[str, Any]:
-    """What the state of a training step is reached from: without the Trainer, whose bookkeeping goes on."""
+def _list_schedules(trainer: Trainer) -> list[Any]:
+    return [config.scheduler for config in trainer.lr_scheduler_configs]
+
+
+def _find_roots(module: LightningModule, trainer: Trainer) -> dict[str, Any]:
+    """What the state of a training step is reached from: without the Trainer's own, whose bookkeeping goes on."""
     own = {name: value for name, value in vars(module).items() if name not in _OF_TRAINER}
-    return own | {type(module).__name__: type(module)}
+    run = {"optimizers": list(trainer.optimizers), "schedules": _list_schedules(trainer)}
+    return own | run | {type(module).__name__: type(module)}
 
 
 _OF_TRAINER = ("_trainer", "_fabric", "log")

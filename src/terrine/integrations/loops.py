@@ -39,6 +39,7 @@ class StepLoader:
         self.steps: PrivateSteps | None = None
         self.last: PrivateStep | None = None
         self._waiting: StepToken | None = None
+        self._has_ended = False
 
     def __len__(self) -> int:
         return self._per_epoch
@@ -73,10 +74,16 @@ class StepLoader:
     def load_state_dict(self, _: Any) -> None:
         """Do nothing."""
 
+    def save(self) -> None:
+        """Save the model where the run is kept, until it ends."""
+        if self.steps is not None and not self._has_ended:
+            self.steps.save()
+
     def end(self) -> None:
         """Finish the run where all its steps are released, or leave it to be gone on with."""
-        if self.steps is None or self.steps.is_over:
+        if self.steps is None or self._has_ended:
             return
+        self._has_ended = True
         if self.steps.number < len(self.steps):
             self.steps.close()
         else:
@@ -102,17 +109,26 @@ def watch_loss(loss: Loss, holders: Callable[[], Sequence[Any]]) -> Loss:
     def watched(model: nn.Module, batch: Any) -> Tensor:
         present = [holder for holder in holders() if hasattr(holder, "__dict__")]
         before = [_describe_attributes(holder) for holder in present]
-        value = loss(model, batch)
-        for holder, marks in zip(present, before, strict=True):
-            now = _describe_attributes(holder)
-            if changed := sorted(name for name in {*marks, *now} if marks.get(name) != now.get(name)):
-                raise InvalidArgument(
-                    f"the loss changes {changed[0]} of {type(holder).__name__}, by which an example could reach "
-                    "another, or decide what the run does; want a loss that keeps nothing and steers nothing"
-                )
-        return value
+        try:
+            return loss(model, batch)
+        finally:  # also where it fails, as it may for an example that was to steer the run
+            for holder, attributes in zip(present, before, strict=True):
+                _check_attributes(holder, attributes)
 
     return watched
+
+
+def _check_attributes(holder: Any, before: dict[str, Any]) -> None:
+    """Refuse a holder whose attributes are not what they were.
+
+    Raises: InvalidArgument
+    """
+    now = _describe_attributes(holder)
+    if changed := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
+        raise InvalidArgument(
+            f"the loss changes {changed[0]} of {type(holder).__name__}, by which an example could reach another, or "
+            "decide what the run does; want a loss that keeps nothing and steers nothing"
+        )
 
 
 def _describe_attributes(holder: Any) -> dict[str, Any]:
@@ -145,11 +161,11 @@ def read_progress(path: Path) -> tuple[int, int] | None:
     Raises:
         InvalidArgument: what lies there is no run.
     """
-    if not path.exists():
-        return None
     try:
         record = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
         return int(record["taken"]), int(record["limit"])
+    except FileNotFoundError:
+        return None
     except Exception as error:
         raise InvalidArgument(f"{path}: not a private run ({type(error).__name__}); want another path") from None
 

@@ -21,6 +21,7 @@ from terrine.common import generators
 from terrine.common.keys import Key
 from terrine.common.people import People
 from terrine.errors import InvalidArgument
+from terrine.sgd.clipping.state import Watch
 from terrine.sgd.plan import Plan
 from terrine.sgd.sampling import Indices
 
@@ -29,7 +30,7 @@ Asked: TypeAlias = tuple[Indices, bytes | None]
 """Which examples, and what to seed the global generators with before they are read."""
 
 
-class Part(NamedTuple):
+class LotPart(NamedTuple):
     """A part of a lot: which rows, whether it is the lot's last, and how many rows each person has (None: examples)."""
 
     rows: Indices
@@ -62,13 +63,13 @@ class RowReader:
         if plan is not None and self.people is None and self.examples != plan.examples:
             raise InvalidArgument(f"dataset of {self.examples} examples: want the plan's examples={plan.examples}")
 
-    def part(self, units: Indices, is_last: bool, plan: Plan, key: Key, step: int) -> Part:
+    def part(self, units: Indices, is_last: bool, plan: Plan, key: Key, step: int) -> LotPart:
         """Return the rows of these units, which are people where the plan draws people."""
         if self.people is None:
-            return Part(units, is_last)
+            return LotPart(units, is_last)
         assert plan.rows_per_person is not None
         rows, counts = self.people.rows(units, plan.rows_per_person, key, step)
-        return Part(rows, is_last, counts)
+        return LotPart(rows, is_last, counts)
 
     def first(self) -> Any:
         """Return the first row as a batch: for its shape."""
@@ -125,7 +126,7 @@ class _Reader(Dataset[Any]):
     """Reads a lot's examples, here or in a worker process."""
 
     def __init__(self, dataset: Any, collate: Collate) -> None:
-        self._dataset, self._collate = dataset, collate
+        self._dataset, self._collate, self._watch = dataset, collate, Watch({"collate": collate})
 
     def __getitem__(self, asked: Asked) -> Any:
         indices, seed = asked
@@ -134,7 +135,8 @@ class _Reader(Dataset[Any]):
             return empty_like(self._collate([self._dataset[0]]))
         examples = [self._dataset[index] for index in indices.tolist()]  # one by one: `__getitems__` could mix them
         if self._collate is not default_collate:
-            return collated(self._collate, examples)
+            with self._watch.watching():
+                return collated(self._collate, examples)
         try:
             return default_collate(examples)
         except RuntimeError as error:
@@ -273,4 +275,4 @@ def _check_map_style(dataset: Any) -> None:
         raise InvalidArgument(f"dataset is a {name}: want a map-style Dataset or a tuple of tensors")
 
 
-__all__ = ["Asked", "Collate", "Part", "RowReader", "cut_lot", "digest_model", "digest_value"]
+__all__ = ["Asked", "Collate", "LotPart", "RowReader", "cut_lot", "digest_model", "digest_value"]

@@ -136,7 +136,7 @@ _SUSPECT = (_BatchNorm, _InstanceNorm, nn.Embedding, nn.EmbeddingBag, torch.jit.
 def _own_fault(module: nn.Module) -> str:
     """The fault of a module of a suspect class, if it has one."""
     if isinstance(module, _BatchNorm):
-        frozen = not module.training and not any(p.requires_grad for p in module.parameters())
+        frozen = not module.training and module.running_mean is not None
         return "" if frozen else "mixes examples; sgd.fix(model) makes it a GroupNorm"
     if isinstance(module, _InstanceNorm):
         tracks = module.track_running_stats
@@ -179,15 +179,14 @@ def _replacement(module: nn.Module) -> nn.Module | None:
         parts = [group, *(part for part in module.children() if not isinstance(part, nn.Identity))]
         return group if len(parts) == 1 else nn.Sequential(*parts).train(module.training)
     if type(module) in _INSTANCE_NORMS:
-        plain = copy.deepcopy(module)
-        settings: Any = plain
-        settings.track_running_stats = False
-        settings.running_mean = settings.running_var = settings.num_batches_tracked = None
-        return plain
+        plain: Any = copy.deepcopy(module)
+        plain.track_running_stats = False
+        plain.running_mean = plain.running_var = plain.num_batches_tracked = None
+        return plain  # type: ignore[no-any-return]
     if type(module) in _TABLES:
-        plain_table: Any = copy.deepcopy(module)
-        plain_table.max_norm, plain_table.scale_grad_by_freq, plain_table.sparse = None, False, False
-        return plain_table  # type: ignore[no-any-return]
+        table: Any = copy.deepcopy(module)
+        table.max_norm, table.scale_grad_by_freq, table.sparse = None, False, False
+        return table  # type: ignore[no-any-return]
     return None
 
 

@@ -26,7 +26,7 @@ from terrine.sgd.plan import Plan
 from terrine.sgd.schedules import Adaptive
 
 
-class Release:
+class StepRelease:
     """The state of a run between its steps: how many are released, the present bound, and the sum so far."""
 
     def __init__(

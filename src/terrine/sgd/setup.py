@@ -33,7 +33,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> Optimizer:
     """Return the optimizer itself, without what a library wraps it in.
 
-    Refuse one that is not of the model's trained parameters, and parameters that somebody listens to.
+    Refuse one that is not of the model's trained parameters.
 
     Raises: InvalidArgument
     """
@@ -59,12 +59,6 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> Optimizer:
         raise InvalidArgument(
             f"the optimizer lacks {', '.join(idle[:5])}{' ...' if len(idle) > 5 else ''}: want every trained one; "
             "freeze the others with requires_grad_(False)"
-        )
-    heard = [name for name, one in named.items() if one.requires_grad and getattr(one, "_backward_hooks", None)]
-    if heard:
-        raise InvalidArgument(
-            f"{heard[0]}: a hook on the parameter would see single examples' gradients; want it removed, and the noisy "
-            "gradient read from .grad"
         )
     return optimizer
 

@@ -37,12 +37,12 @@ from terrine.sgd.clipping import Clipped, Clipper, ClippingRule
 from terrine.sgd.clipping.alone import flatten_batch
 from terrine.sgd.clipping.examples import trained
 from terrine.sgd.clipping.policy import refuse_strange
-from terrine.sgd.dataset import Asked, Collate, Part, RowReader, cut_lot, digest_model
+from terrine.sgd.dataset import Asked, Collate, LotPart, RowReader, cut_lot, digest_model
 from terrine.sgd.devices import find_device, move_batch
 from terrine.sgd.layers import validate
 from terrine.sgd.loss import Loss
 from terrine.sgd.plan import Plan
-from terrine.sgd.release import Release, join_norms
+from terrine.sgd.release import StepRelease, join_norms
 from terrine.sgd.setup import check_mode, check_optimizer, check_parameters, unwrap
 
 log = logging.getLogger("terrine.sgd")
@@ -248,10 +248,10 @@ class ClipsExamples(Protocol):
 class Observer(Protocol):
     """What an audit does in a run of its owner's: it may join a lot and sees what becomes of it."""
 
-    def join(self, release: Release) -> None:
+    def join(self, release: StepRelease) -> None:
         """A lot's clipped sum is complete; noise has not been added."""
 
-    def watch(self, release: Release) -> None:
+    def watch(self, release: StepRelease) -> None:
         """The noisy gradient is in the parameters."""
 
 
@@ -282,11 +282,11 @@ class PrivateSteps:
         if plan.seed is None and getattr(plan.sampling, "remembers", True) and secret is not None:
             self._lots = Key(secret)
         parameters = trained(clipper.model) if self._is_sharded else clipper.parameters
-        self.release = Release(parameters, plan, key, limit=limit, taken=taken)
+        self.release = StepRelease(parameters, plan, key, limit=limit, taken=taken)
         self._turn = threading.Lock()
         self._size = _rows_at_once(first, reader.people is not None, plan)
         self._closed = self._pending = self._is_over = False
-        self._ahead: deque[tuple[Part, int]] = deque()  # workers read further parts while one is in use
+        self._ahead: deque[tuple[LotPart, int]] = deque()  # workers read further parts while one is in use
         self._batches: Iterator[Any] | None = None
         self._stepped = self._released = 0
         self._is_whole = True  # whether the model has seen what was released
@@ -409,8 +409,7 @@ class PrivateSteps:
     def _begin_step(self) -> None:
         self._end_step()
         check_mode(self._clipper.model)
-        if self.release.taken % 50 == 0:
-            check_parameters(self._clipper.model, self.release.parameters)
+        check_parameters(self._clipper.model, self.release.parameters)
 
     def _end_step(self) -> None:
         """The loop is through with the step before."""
@@ -455,14 +454,14 @@ class PrivateSteps:
             self._add_part(move_batch(batch, self._device), part)
         self._clipper.check_failures()
 
-    def _add_part(self, batch: Any, part: Part) -> None:
+    def _add_part(self, batch: Any, part: LotPart) -> None:
         if not len(part.rows):
             return
         clipped = self._clipper.add_up(batch, self.release.rule, part.people)
         measured = None if not self.plan.metrics else self._measure(batch, part)
         self.release.add(clipped, None if part.people is None else len(part.people), measured)
 
-    def _measure(self, batch: Any, part: Part) -> Tensor:
+    def _measure(self, batch: Any, part: LotPart) -> Tensor:
         """The clamped sums of the plan's metrics, of each person's mean where people are drawn."""
         sums = []
         for metric in self.plan.metrics:

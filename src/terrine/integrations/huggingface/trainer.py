@@ -143,7 +143,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def _compute_alone(self, model: nn.Module, batch: Any) -> Tensor:
         loss = self.compute_loss(model, dict(batch), num_items_in_batch=None)
         if not isinstance(loss, Tensor):
-            raise InvalidArgument(f"compute_loss: want a tensor, got {type(loss).__name__}")
+            raise TypeError(f"compute_loss: want a tensor, got {type(loss).__name__}")  # an example that adds nothing
         return loss
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -263,7 +263,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         """What a loss could keep an example in, or decide by one what the run does."""
         given = self.compute_loss_func
         loss = [self, given, getattr(given, "__self__", None), getattr(self.model, "config", None)]
-        return [*loss, self.args, self.state, self.control, optimizer, self.lr_scheduler, self.callback_handler]
+        run = [self.args, self.state, self.control, optimizer, self.lr_scheduler, self.callback_handler]
+        return [*loss, *run, *self.callback_handler.callbacks]
 
     def _find_roots(self) -> dict[str, Any]:
         """What the loss's state is reached from: model, losses and what a subclass keeps, without the Trainer's own."""
@@ -271,7 +272,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         own.pop("_bookkeeping", None)
         return own | {
             "model": self.model, "compute_loss_func": self.compute_loss_func, type(self).__name__: type(self),
-            "args": self.args, "state": self.state, "control": self.control,
+            "args": self.args, "state": self.state, "control": self.control, "optimizer": self.optimizer,
+            "schedule": self.lr_scheduler,
         }  # fmt: skip
 
 
@@ -291,9 +293,8 @@ class _Privacy(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         del args, state, control
-        loader = self._trainer._loader
-        if loader is not None and loader.steps is not None:
-            loader.steps.save()
+        if self._trainer._loader is not None:
+            self._trainer._loader.save()
 
 
 def _is_private(name: str) -> bool:

@@ -13,13 +13,15 @@ What vmap cannot run is run one example after the other, by plain autograd:
 from __future__ import annotations
 
 import logging
+import random
 import re
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -35,22 +37,25 @@ log = logging.getLogger("terrine.sgd")
 _CHECKPOINTED = "terrine: saved tensors are recomputed"
 _SHARED = "doesn't match the broadcast shape"  # of a tensor that is written to, and that all examples share
 _VMAPS = ("vmap", "functorch", "batching rule", "batchedtensor", "is not implemented for", _CHECKPOINTED, _SHARED)
-_PATIENCE = 3  # microbatches that may fail under vmap before examples go one by one for good
+_PATIENCE = 8  # examples in a row that vmap cannot run even alone, before all go one by one
 
 
 @dataclass
 class Way:
-    """How the examples of one model are run; what is found out on made-up rows, or by failures."""
+    """How the examples of one model are run: found out on made-up rows, so that no example decides it for others."""
 
     lifted: bool = False
     shielded: bool = False
     one_by_one: bool = False
-    failures: int = 0
-    calls: int = 0  # of clipped sums
+    writes_rows: bool = False  # whether the program writes into its example
+    refused: int = 0  # examples in a row that vmap could not run even alone
+    sums: dict[Any, int] = field(default_factory=dict)  # calls of `clipped_sum` by what the loss is made of
     costs: dict[Any, Cost] = field(default_factory=dict)  # of one example, by the shapes of its inputs
 
-    def give_way(self, failure: Exception) -> bool:
-        """Whether to try again under vmap, in another way; if not, the microbatch goes one by one.
+    def change(self, failure: Exception, *, is_trial: bool, is_single: bool) -> bool:
+        """Choose another way after a failure under vmap; whether there is one.
+
+        On made-up rows, one by one is the last; later it takes several examples in a row that fail by themselves.
 
         Raises: the failure, where it is one of ours, or the machine's.
         """
@@ -64,11 +69,12 @@ class Way:
         if known and not self.lifted:
             self.lifted = True
             return True
-        self.failures += 1
-        if known or self.failures >= _PATIENCE:
-            self.one_by_one = True
-            operation = re.search(r"aten::\w+", reason)
+        if known and (is_trial or is_single):
+            self.refused += 1
+            self.one_by_one = is_trial or self.refused >= _PATIENCE
+        if self.one_by_one:
             followed = reason.partition(":")[0] if isinstance(failure, Unfollowed) else ""
+            operation = re.search(r"aten::\w+", reason)
             what = operation.group() if operation else followed
             log.warning("one example at a time, exact but slow%s", f": vmap cannot run {what}" if what else "")
         return False
@@ -88,7 +94,7 @@ def is_out_of_memory(failure: BaseException) -> bool:
 
 
 def run_together(function: Callable[..., Tensor], rows: Sequence[Tensor], recording: Recording) -> Tensor:
-    """Return `function` of every example's rows, (n, ...), under vmap.
+    """Return `function` of every example's rows, (n, ...), under vmap; `recording.put_back()` has to follow.
 
     Raises:
         InvalidArgument: the program reads or keeps something of an example.
@@ -97,49 +103,50 @@ def run_together(function: Callable[..., Tensor], rows: Sequence[Tensor], record
 
     def run_one(marker: Tensor, *row: Tensor) -> Tensor:
         recording.begin(marker, row)
-        try:
-            with recording:
-                value = recording.as_own(function(*row))
-        finally:
-            recording.put_back()
+        with recording:
+            value = recording.as_own(function(*row))
         if recording.escaped is not None:  # and was caught by a bare except
             raise recording.escaped
         return value
 
     marker = torch.zeros(recording.examples, device=rows[0].device)
     hooks = nullcontext() if recording.shielded else torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED)
-    seed = torch.initial_seed()
     try:
-        with hooks:
-            values: Tensor = torch.vmap(run_one, randomness="different")(marker, *rows)
+        with hooks, _same_coins():
+            return torch.vmap(run_one, randomness="different")(marker, *rows)
     except Escaped as escaped:
         raise escaped.failure from None
-    check_seed(seed)
-    return values
 
 
-def run_alone(function: Callable[..., Any], row: Sequence[Tensor], *, reads_values: bool = False) -> Any:
-    """Return `function` of one example's row, without vmap."""
-    watch, seed = Recording({}, 1, reads_values=reads_values), torch.initial_seed()
+def run_alone(function: Callable[..., Any], row: Sequence[Tensor], watch: Recording) -> Any:
+    """Return `function` of one example's row, without vmap; `watch.put_back()` has to follow."""
     watch.begin(None, row)
-    try:
-        with watch:
-            value = function(*row)
-    finally:
-        watch.put_back()
-    check_seed(seed)
-    return value
+    with watch, _same_coins():
+        return function(*row)
 
 
-def check_seed(before: int) -> None:
-    """Refuse a program that has seeded torch's generator: the draws of all examples behind it would be known.
+@contextmanager
+def _same_coins() -> Iterator[None]:
+    """Refuse a program that seeds torch's generator, or draws from Python's or numpy's.
+
+    Under vmap a number of Python's is one for all examples of a microbatch, so what others draw would hang on who is
+    there; and after a seed all draws are known.
 
     Raises: InvalidArgument
     """
-    if torch.initial_seed() != before:
+    seed, pythons = torch.initial_seed(), random.getstate()
+    numpys: Any = np.random.get_state()
+    yield
+    if torch.initial_seed() != seed:
         raise InvalidArgument(
-            "torch.manual_seed() inside the loss or the model: what other examples draw would be known; want none, or "
-            "Plan(seed=...) for tests"
+            "the loss or the model seeds torch's generator (manual_seed, set_rng_state): what other examples draw "
+            "would be known; want none, or Plan(seed=...) for tests"
+        )
+    now: Any = np.random.get_state()
+    if random.getstate() != pythons or now[2] != numpys[2] or not np.array_equal(now[1], numpys[1]):
+        raise InvalidArgument(
+            "the loss or the model uses Python's random or numpy.random: one number would be drawn for several "
+            "examples; want torch.rand and its likes, which draw for each"
         )
 
 
@@ -169,27 +176,33 @@ def run_each(function: Callable[..., Tensor], rows: Sequence[Tensor], *, reads_v
     """
     device, count = rows[0].device, len(rows[0])
     before = generators.states(device)
+    recording = Recording({}, count, reads_values=reads_values)
     with torch.no_grad():
         try:
-            return run_together(function, rows, Recording({}, count, reads_values=reads_values))
+            return run_together(function, [part.clone() for part in rows], recording)
         except TerrineError:
             raise
         except Exception:  # whatever vmap cannot do
             generators.restore(before, device)
-        values = [_try_alone(function, [part[index] for part in rows], reads_values) for index in range(count)]
+        finally:
+            recording.put_back()
+        values = [_try_alone(function, [part[index].clone() for part in rows], reads_values) for index in range(count)]
     shape = next((value.shape for value in values if isinstance(value, Tensor)), torch.Size())
     return torch.stack([value if isinstance(value, Tensor) else torch.full(shape, torch.nan) for value in values])
 
 
 def _try_alone(function: Callable[..., Tensor], row: Sequence[Tensor], reads_values: bool) -> Tensor | None:
+    watch = Recording({}, 1, reads_values=reads_values)
     try:
-        return torch.as_tensor(run_alone(function, row, reads_values=reads_values))
+        return torch.as_tensor(run_alone(function, row, watch))
     except TerrineError:
         raise
     except Exception as failure:
         if is_out_of_memory(failure):
             raise
         return None
+    finally:
+        watch.put_back()
 
 
 def take_gradients(run: Callable[[], Tensor], parameters: list[nn.Parameter]) -> Sequence[Tensor | None]:
@@ -197,12 +210,8 @@ def take_gradients(run: Callable[[], Tensor], parameters: list[nn.Parameter]) ->
     value = run()
     if not value.requires_grad:
         return []
-    try:
+    if not _has_reentry(value):
         return torch.autograd.grad(value, parameters, allow_unused=True)
-    except RuntimeError as failure:
-        if "use_reentrant" not in str(failure):
-            raise
-    value = run()  # reentrant checkpointing: gradients can only be had from `grad`
     before = [parameter.grad for parameter in parameters]
     try:
         for parameter in parameters:
@@ -212,6 +221,20 @@ def take_gradients(run: Callable[[], Tensor], parameters: list[nn.Parameter]) ->
     finally:
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
+
+
+def _has_reentry(value: Tensor) -> bool:
+    """Whether a part of the graph goes backward by itself: gradient checkpointing with reentry, which `grad` skips."""
+    waiting, seen = [value.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__.startswith("CheckpointFunction"):
+            return True
+        seen.add(node)
+        waiting += [parent for parent, _ in node.next_functions]
+    return False
 
 
 def flatten_batch(batch: Any) -> tuple[list[Any], Any, int]:

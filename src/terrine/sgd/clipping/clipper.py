@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ from terrine.sgd.clipping.examples import trained
 from terrine.sgd.clipping.microbatches import FIRST, cut
 from terrine.sgd.clipping.policy import ClippingRule, as_rule, refuse_strange
 from terrine.sgd.clipping.recording import Divided, Recording
-from terrine.sgd.clipping.state import Reachable
+from terrine.sgd.clipping.state import Reachable, Watch, caller, check_state
 from terrine.sgd.clipping.summing import Clipped, ClippedSums
 from terrine.sgd.clipping.use import ANCHOR, Unfollowed
 from terrine.sgd.layers import validate
@@ -48,8 +48,6 @@ from terrine.sgd.loss import Loss, as_loss
 from terrine.sgd.precision import full_precision
 
 Metric = Callable[[nn.Module, Any], Tensor]
-
-_LOOKED_AT, _ONE_IN = 3, 32  # the state of model and loss is compared in the first batches, then in one of so many
 
 
 def clipped_sum(
@@ -92,9 +90,16 @@ def clipped_sum(
     clipper = Clipper(model, loss, microbatch=microbatch, memory=memory, precision=precision, reads_values=reads_values)
     rule = as_rule(clip)
     refuse_strange(rule, clipper.parameters)
+    sums, program = way_of(model).sums, getattr(loss, "__code__", type(loss))
+    clipper.calls = sums.get(program, 0)  # what was tried for one batch need not be tried for the next
     clipper.try_out(batch)
-    clipped = clipper.add_up(batch, rule, rows)
+    drawn = torch.randint(
+        256, (32,), dtype=torch.uint8, device="cpu"
+    )  # so that no state that was kept is the present one
+    with generators.seeded(drawn.numpy().tobytes()):
+        clipped = clipper.add_up(batch, rule, rows)
     clipper.check_failures()
+    sums[program] = clipper.calls
     return clipped
 
 
@@ -122,10 +127,12 @@ class Clipper:
             raise check.refuse("precision", precision, "None, 'fp32' or 'bf16'")
         self._half, self._reads_values = precision == "bf16", reads_values
         self._roots = {"model": model, "loss": loss} if roots is None else dict(roots)
+        self._watch, self._is_trial = Watch(self._roots), True
+        check_hooks(self.parameters)
         self._way = way_of(model)
         self._device = next((parameter.device for parameter in self.parameters.values()), torch.device("cpu"))
         self.losses, self.failure = torch.zeros(0), None  # type: Tensor, Exception | None
-        self._failed = self._units = 0
+        self._failed = self._units = self.calls = 0
 
     def try_out(self, batch: Any) -> None:
         """Run the loss once on made-up rows of a batch's shape, which tell nothing of it.
@@ -136,9 +143,9 @@ class Clipper:
             InvalidArgument: the loss depends on no parameter of the model, or fails on made-up rows.
         """
         leaves, nesting, size = flatten_batch(batch)
-        if self._way.calls or not size or not self.parameters:
+        if self.calls or not size or not self.parameters:
             return
-        self._way.calls = 1
+        self.calls = 1
         failures: list[Exception] = []
         with generators.seeded(secrets.token_bytes(32)):  # a program that seeds them itself is noticed
             for value in (0, 1):
@@ -152,36 +159,40 @@ class Clipper:
                     self._try_out(_Rows(made_up, nesting))
                     return
                 except TerrineError:
-                    self._way.calls = 0
+                    self.calls = 0
                     raise
                 except Exception as failure:  # made-up rows may be none that the program takes
                     failures.append(failure)
         if not is_out_of_memory(failures[-1]) and isinstance(failures[-1], _MISTAKES):
-            self._way.calls = 0
+            self.calls = 0
             reason = str(failures[-1]).splitlines()[0] if str(failures[-1]) else ""
             raise InvalidArgument(
-                f"loss: fails on a made-up example ({type(failures[-1]).__name__}: {reason}); want a function of "
-                "(model, batch) for a batch of one, or a criterion"
+                f"loss: {caller(failures[-1])} fails on a made-up example ({type(failures[-1]).__name__}: {reason}); "
+                "want a function of (model, batch) for a batch of one, or a criterion"
             ) from failures[-1]
 
     def _try_out(self, rows: _Rows) -> None:
         self._check_loss(rows)
         for is_first in (True, False):  # in which a program may find something out, and keep that
             reachable = None if is_first else Reachable(self._roots)
-            with suppress(Divided):
-                self._microbatch(rows, 1, ClippedSums(self.parameters), as_rule(1.0))
+            self._microbatch(rows, 1, ClippedSums(self.parameters), as_rule(1.0), is_trial=True)
             if self.failure is not None:
                 failure, self.failure, self._failed = self.failure, None, 0
                 raise failure
-            _check_state(reachable)
+            check_state(reachable)
 
     def _check_loss(self, rows: _Rows) -> None:
         """Refuse a loss that is none, or that the model has no part in."""
-        before = generators.states(self._device)
-        with torch.enable_grad():
-            value = run_alone(partial(self._loss_of, rows), rows.take(0), reads_values=True)
-        generators.restore(before, self._device)
-        if not value.requires_grad:
+        watch, before = Recording({}, 1, reads_values=True), generators.states(self._device)
+        try:
+            with torch.enable_grad():
+                value = run_alone(partial(self._loss_of, rows), rows.take(0), watch)
+            named = list(self.parameters.values())
+            gradients = take_gradients(lambda: value, named) if value.requires_grad else []
+        finally:
+            watch.put_back()
+            generators.restore(before, self._device)
+        if all(gradient is None for gradient in gradients):
             raise InvalidArgument(
                 "loss: uses no trained parameter of the model, so there is no gradient; want one that calls the model "
                 "it is given, outside torch.no_grad()"
@@ -200,18 +211,17 @@ class Clipper:
         self._units += units
         if not units or not self.parameters:
             return Clipped(sums.totals(), torch.zeros(units, device=self._device))
-        looks = self._way.calls <= _LOOKED_AT or secrets.randbelow(_ONE_IN) == 0 or self._reads_values
-        self._way.calls += 1
-        reachable = Reachable(self._roots) if looks else None
+        self._is_trial = False
+        self.calls += 1
         norms, losses, order = [], [], []
-        for each, who, starts in _by_rows(people, size):
-            for some in self._cut(who, each, leaves, nesting):
-                which = (starts[some].unsqueeze(1) + torch.arange(each)).flatten()
-                part = self._microbatch(_Rows(leaves, nesting, _as_slice(which)), each, sums, rule)
-                norms.append(part[0])
-                losses.append(part[1])
-                order.append(who[some] if people is not None else some)
-        _check_state(reachable)
+        with self._watch.watching(always=self._reads_values):
+            for each, who, starts in _by_rows(people, size):
+                for some in self._cut(who, each, leaves, nesting):
+                    which = (starts[some].unsqueeze(1) + torch.arange(each)).flatten()
+                    part = self._microbatch(_Rows(leaves, nesting, _as_slice(which)), each, sums, rule)
+                    norms.append(part[0])
+                    losses.append(part[1])
+                    order.append(who[some] if people is not None else some)
         place = torch.cat(order).argsort().to(self._device)
         self.losses = torch.cat(losses).index_select(0, place)
         return Clipped(sums.totals(), torch.cat(norms).index_select(0, place))
@@ -253,43 +263,55 @@ class Clipper:
             key = tuple(leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor))
             if key not in self._way.costs and not self._way.one_by_one:
                 first = _Rows(leaves, nesting, slice(0, FIRST))
-                with generators.replayed(self._device), suppress(Divided):
-                    self._microbatch(first, 1, ClippedSums(self.parameters), as_rule(1.0), tries=True)
+                with generators.replayed(self._device):
+                    self._microbatch(first, 1, ClippedSums(self.parameters), as_rule(1.0))
             activations, gradients = self._way.costs.get(key, (0.0, 0.0))
             sizes = cut(count, (activations * each, gradients * each), self.parameters, self._memory)
         return list(torch.split(every, sizes))
 
     def _microbatch(
-        self, rows: _Rows, each: int, sums: ClippedSums, rule: ClippingRule, *, tries: bool = False
+        self, rows: _Rows, each: int, sums: ClippedSums, rule: ClippingRule, *, is_trial: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Add the clipped gradients of these units, of `each` rows, to the sums; return their norms and losses."""
-        again = not self._way.one_by_one
-        while again:
-            before = generators.states(self._device)
-            try:
-                return self._together(rows, each, sums, rule)
-            except Divided as divided:
-                return self._apart(rows, *group_by_answer(divided.answers, each), each, sums, rule)
-            except Exception as failure:  # whatever it is: what is wrong with an example, one by one will say
-                again = self._way.give_way(failure) and not self._way.one_by_one
-                generators.restore(before, self._device)
-        if tries:
-            return torch.zeros(0), torch.zeros(0)
+        """Add the clipped gradients of these units, of `each` rows, to the sums; return their norms and losses.
+
+        Where vmap fails for some, halves go on by themselves: an example that fails changes nothing for the others.
+        """
         units = torch.arange(rows.size).split(each)
-        alone = [self._alone(rows.select(unit), sums, rule) for unit in units]
-        return torch.cat([norm for norm, _ in alone]), torch.cat([value for _, value in alone])
+        if self._way.one_by_one:
+            return _join([self._alone(rows.select(unit), sums, rule) for unit in units])
+        before = generators.states(self._device)
+        try:
+            result = self._together(rows, each, sums, rule)
+            self._way.refused = 0
+            return result
+        except Divided as divided:
+            return self._apart(rows, *group_by_answer(divided.answers, each), each, sums, rule)
+        except Exception as failure:  # whatever it is: what is wrong with an example, one by one will say
+            again = self._way.change(failure, is_trial=is_trial, is_single=len(units) == 1)
+            generators.restore(before, self._device)
+        if again or self._way.one_by_one:
+            return self._microbatch(rows, each, sums, rule, is_trial=is_trial)
+        if len(units) == 1:
+            return self._alone(rows, sums, rule)
+        half = len(units) // 2 * each
+        parts = (rows.select(torch.arange(rows.size)[part]) for part in (slice(half), slice(half, None)))
+        return _join([self._microbatch(part, each, sums, rule) for part in parts])
 
     def _together(self, rows: _Rows, each: int, sums: ClippedSums, rule: ClippingRule) -> tuple[Tensor, Tensor]:
         size, way = rows.size, self._way
         recording = Recording(
             self.parameters, size, each=each, lifted=way.lifted, shielded=way.shielded, reads_values=self._reads_values
         )
-        with torch.enable_grad():
-            losses = run_together(partial(self._loss_of, rows), rows.tensors, recording)
-            if losses.requires_grad:
-                _, *leaked = torch.autograd.grad(losses.sum(), [ANCHOR, *self.parameters.values()], allow_unused=True)
-                if any(gradient is not None for gradient in leaked):
-                    raise Unfollowed("a parameter where the recording cannot see it")
+        given = [tensor.clone() for tensor in rows.tensors] if way.writes_rows else rows.tensors
+        try:
+            with torch.enable_grad(), self._check_rows(given):
+                losses = run_together(partial(self._loss_of, rows), given, recording)
+                if losses.requires_grad:
+                    found = torch.autograd.grad(losses.sum(), [ANCHOR, *self.parameters.values()], allow_unused=True)
+                    if any(gradient is not None for gradient in found[1:]):
+                        raise Unfollowed("a parameter where the recording cannot see it")
+        finally:
+            recording.put_back()
         with torch.no_grad(), full_precision(self._device):
             values = losses.detach().float().unflatten(0, (-1, each)).mean(1)
             contributions, squares = recording.finish()
@@ -298,45 +320,72 @@ class Clipper:
                 return torch.zeros(size // each, device=self._device), values
             return sums.add(contributions, squares, rule, 1.0 / each), values
 
+    @contextmanager
+    def _check_rows(self, given: list[Tensor]) -> Iterator[None]:
+        """Notice a program that writes into its example: on made-up rows, so that later each has copies of its own.
+
+        Raises: InvalidArgument where that is only noticed now.
+        """
+        versions = [tensor._version for tensor in given]
+        try:
+            yield
+        finally:
+            wrote = not self._way.writes_rows and versions != [tensor._version for tensor in given]
+            self._way.writes_rows |= wrote
+        if wrote and not self._is_trial:
+            raise InvalidArgument(
+                "the loss or the model writes into its example; want a copy first, as by x = x.clone()"
+            )
+
     def _apart(
         self, rows: _Rows, parts: list[Tensor], alone: list[Tensor], each: int, sums: ClippedSums, rule: ClippingRule
     ) -> tuple[Tensor, Tensor]:
         """Units that answer Python's questions alike, group by group, and the others one by one."""
         results = [self._microbatch(rows.select(part), each, sums, rule) for part in parts]
-        results += [self._alone(rows.select(unit), sums, rule) for unit in alone]
+        run = self._alone if each > 1 else partial(self._microbatch, each=1)
+        results += [run(rows.select(unit), sums=sums, rule=rule) for unit in alone]
         place = torch.cat([*parts, *alone])[::each].argsort().to(self._device)
-        norms, values = (torch.cat(column).index_select(0, place) for column in zip(*results, strict=True))
-        return norms, values
+        norms, values = _join(results)
+        return norms.index_select(0, place), values.index_select(0, place)
 
     def _alone(self, rows: _Rows, sums: ClippedSums, rule: ClippingRule) -> tuple[Tensor, Tensor]:
         """Add one unit's clipped gradient, the mean over its rows, by plain autograd; return its norm and loss."""
         each, totals, values = rows.size, dict[str, Tensor](), list[Tensor]()
         try:
             for index in range(each):
-                run = partial(self._rerun, rows, index, generators.states(self._device), values)
-                gradients = take_gradients(run, list(self.parameters.values()))
-                for name, gradient in zip(self.parameters, gradients, strict=False):
-                    if gradient is not None:
-                        totals[name] = gradient if name not in totals else totals[name] + gradient
+                for name, gradient in self._take_gradients(rows, index, values).items():
+                    totals[name] = gradient if name not in totals else totals[name] + gradient
         except TerrineError:
             raise
         except Exception as failure:
             if is_out_of_memory(failure):
                 raise
             self.failure, self._failed = failure, self._failed + 1
-            return self._nan, self._nan
-        gradients_of = {name: (total / each if each > 1 else total).unsqueeze(0) for name, total in totals.items()}
+            nan = torch.full((1,), math.nan, device=self._device)
+            return nan, nan
+        gradients = {name: (total / each if each > 1 else total).unsqueeze(0) for name, total in totals.items()}
         with torch.no_grad(), full_precision(self._device):
-            norm = sums.add_rows(gradients_of, rule) if gradients_of else torch.zeros(1, device=self._device)
+            norm = sums.add_rows(gradients, rule) if gradients else torch.zeros(1, device=self._device)
         return norm, torch.stack(values[-each:]).mean(0, keepdim=True)
 
-    def _rerun(self, rows: _Rows, index: int, before: Any, values: list[Tensor]) -> Tensor:
-        """The loss of one example, each time with the same random numbers."""
-        generators.restore(before, self._device)
-        with torch.enable_grad():
-            loss: Tensor = run_alone(partial(self._loss_of, rows), rows.take(index), reads_values=self._reads_values)
-        values.append(loss.detach().float())
-        return loss
+    def _take_gradients(self, rows: _Rows, index: int, values: list[Tensor]) -> dict[str, Tensor]:
+        """One row's gradients by parameter name; its loss is appended to `values`."""
+        watch, before = Recording({}, 1, reads_values=self._reads_values), generators.states(self._device)
+
+        def rerun() -> Tensor:  # each time with the same random numbers
+            watch.put_back()
+            generators.restore(before, self._device)
+            with torch.enable_grad():
+                loss: Tensor = run_alone(partial(self._loss_of, rows), rows.take(index), watch)
+            values.append(loss.detach().float())
+            return loss
+
+        try:
+            gradients = take_gradients(rerun, list(self.parameters.values()))
+        finally:
+            watch.put_back()
+        pairs = zip(self.parameters, gradients, strict=False)
+        return {name: gradient for name, gradient in pairs if gradient is not None}
 
     def _loss_of(self, rows: _Rows, *row: Tensor) -> Tensor:
         """The loss of a batch of one."""
@@ -344,12 +393,8 @@ class Clipper:
         with half:
             value = self._loss(self.model, rows.nest(row))
         if not isinstance(value, Tensor):
-            raise InvalidArgument(f"loss: want a tensor for a batch of one, got {type(value).__name__}")
+            raise TypeError(f"want a tensor for a batch of one, got {type(value).__name__}")
         return value.sum()
-
-    @property
-    def _nan(self) -> Tensor:
-        return torch.full((1,), math.nan, device=self._device)
 
 
 class _Rows:
@@ -363,8 +408,8 @@ class _Rows:
         self.key = tuple(leaf.shape[1:] for leaf in self.tensors)
 
     def take(self, index: int) -> list[Tensor]:
-        """One row of every tensor."""
-        return [tensor[index] for tensor in self.tensors]
+        """One row of every tensor, in memory of its own."""
+        return [tensor[index].clone() for tensor in self.tensors]
 
     def select(self, which: Tensor) -> _Rows:
         """Some of these rows."""
@@ -384,15 +429,21 @@ _AT_ONCE = 256  # examples that a metric is measured on at a time
 _MISTAKES = (TypeError, AttributeError, NameError, KeyError, NotImplementedError, ImportError, RuntimeError)
 
 
-def _check_state(reachable: Reachable | None) -> None:
-    """Refuse a program that has kept something since the state was noted.
+def _join(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    norms, values = (torch.cat(column) for column in zip(*results, strict=True))
+    return norms, values
+
+
+def check_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse parameters that somebody listens to: a hook would see, and could change, single examples' gradients.
 
     Raises: InvalidArgument
     """
-    if reachable is not None and (changed := reachable.changed()):
+    heard = [name for name, parameter in parameters.items() if getattr(parameter, "_backward_hooks", None)]
+    if heard:
         raise InvalidArgument(
-            f"{changed} changed while examples ran: what is kept of one would meet later ones; want a loss and a model "
-            "that keep nothing"
+            f"{heard[0]}: a hook on the parameter would see single examples' gradients; want it removed, and the noisy "
+            "gradient read from .grad"
         )
 
 

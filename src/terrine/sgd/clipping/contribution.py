@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from terrine.sgd.clipping.ghost import ghost_squares, norms_rounded_up, squared_norms, wide
+from terrine.sgd.clipping.ghost import ghost_squares, is_asynchronous, norms_rounded_up, squared_norms, wide
 
 
 class Contribution(Protocol):
@@ -122,6 +122,11 @@ class Lookup:
         token, order = self.tokens.sort(dim=1)
         first = torch.ones_like(token, dtype=torch.bool)
         first[:, 1:] = token[:, 1:] != token[:, :-1]
+        if is_asynchronous(token):  # nothing that a GPU would have to be waited for
+            sums = torch.zeros_like(self.gradients)
+            run = (first.cumsum(1) - 1).unsqueeze(2).expand_as(sums)
+            sums.scatter_add_(1, run, self.gradients.gather(1, order.unsqueeze(2).expand_as(sums)))
+            return squared_norms(sums)
         if first.all():
             return squared_norms(self.gradients.flatten(1))
         place = order + torch.arange(n, device=order.device).unsqueeze(1) * positions
@@ -149,14 +154,20 @@ class Lookup:
         return Lookup(self.tokens, without(self.gradients, units), self.shape)
 
 
-def summed_by_token(tokens: Tensor, rows: Tensor, place: Tensor, weight: Tensor, vocabulary: int) -> Tensor:
+def summed_by_token(
+    tokens: Tensor, rows: Tensor, place: Tensor, weight: Tensor, vocabulary: int, order: Tensor | None = None
+) -> Tensor:
     """(vocabulary, d): for every token, the sum of weight_j rows_(place_j) over all j that have it.
 
     Places in the order of their tokens are bags, one for each token: their sum reads every row once, and adds up in
-    the same order on every device.
+    the same order on every device. `order` is that of the tokens, where it is known.
     """
-    order = tokens.argsort(stable=True)
-    ends = torch.bincount(tokens, minlength=vocabulary).cumsum(0)
+    order = tokens.argsort(stable=True) if order is None else order
+    if is_asynchronous(tokens):  # bincount would wait for the largest token
+        counts = tokens.new_zeros(vocabulary).index_add_(0, tokens, torch.ones_like(tokens))
+    else:
+        counts = torch.bincount(tokens, minlength=vocabulary)
+    ends = counts.cumsum(0)
     starts = torch.cat([ends.new_zeros(1), ends[:-1]]).to(place.dtype)
     return functional.embedding_bag(place[order], rows, starts, mode="sum", per_sample_weights=weight[order])
 

@@ -31,6 +31,7 @@ _FOLDED = 1 << 19  # numbers of images folded at a time
 _AT_ONCE = 1 << 18  # numbers of patches in memory at a time: few enough for a processor's cache
 _PRODUCTS = 1 << 16  # numbers multiplied and added up at a time
 _FEW = 64  # positions of all images whose patches are cheaper than the library's weight gradient
+_TINY = 4  # positions of an image at which groups are multiplied one by one
 _LARGE = 12  # times as many numbers as the image: a weight that is not worth laying out anew
 _WEIGHT_GRADIENT = {1: grad.conv1d_weight, 2: grad.conv2d_weight, 3: grad.conv3d_weight}
 
@@ -97,7 +98,9 @@ class Convolved:
 
     def dense(self) -> Tensor:
         if self.geometry.groups > 1:
-            return self._by_places() if self._is_small_depthwise() else self._folded()
+            if self._is_small_depthwise():
+                return self._by_places()
+            return self._by_groups() if prod(self.out.shape[1:-1]) <= _TINY else self._folded()
         outputs, channels, *kernel = self.shape
         rows = self.out.new_empty(len(self.out) // self.images, outputs, prod(self.shape[1:]))
         for patches, out, target in zip(*self._parts(), rows.split(self._step), strict=True):
@@ -109,6 +112,14 @@ class Convolved:
         kernel, places = self.geometry.kernel, self.out.shape[1:-1]
         is_fast = all(size == 3 for size in kernel) and min(places) > 3
         return self.shape[1] == 1 and prod(places) <= 1024 and not is_fast
+
+    def _by_groups(self) -> Tensor:
+        """A product of patches and output gradients for every image and group."""
+        groups = self.geometry.groups
+        patches = self.geometry.patches(self.image, channels_first=True).unflatten(-1, (groups, -1)).transpose(1, 2)
+        out = self.out.flatten(1, -2).unflatten(-1, (groups, -1)).permute(0, 2, 3, 1)
+        rows = torch.matmul(out, patches).view(-1, *self.shape)
+        return Dense(rows).of_units(len(self.out) // self.images).rows
 
     def _by_places(self) -> Tensor:
         """Every entry of the kernel as a sum of products over the output's places."""

@@ -6,7 +6,8 @@ The errors of the right side are at most u k a^2, with a = sum_t |in_t| |out_t|,
 of roundings of an entry. Where the terms cancel, that could hide the norm, and an example whose norm comes out too
 small adds more than the clipping bound. So where the error could be a hundredth of the square or more, the gradient
 itself is computed. It is off by at most u T a, and so is what the example adds to the sum of the lot: its norm is
-rounded up by that.
+rounded up by that. A GPU would have to be waited for to know which examples these are; there the largest possible
+error is added to their squares, whose norms are then too large by sqrt(u k) a at most.
 
 Squares of tiny numbers may come out as 0 and then be multiplied by huge ones. Each length in a is rounded up so much
 that u a^2 is more than all that can be lost this way; where a is negligible, it is taken as the norm.
@@ -44,19 +45,27 @@ def ghost_squares(inputs: Tensor, gradients: Tensor) -> Tensor:
 
 
 def certain(squares: Tensor, reach: Tensor, roundings: int, positions: int, numbers: int, direct: Direct) -> Tensor:
-    """The squares (n,) with none too small: those that rounding could hide come from the gradients themselves.
+    """The squares (n,) with none too small: those that rounding could hide are computed or rounded up.
 
     `reach` is a for every example, `numbers` how many a gradient has.
     """
     unit = torch.finfo(squares.dtype).eps / 2
-    doubtful = unit * roundings * reach.square() > _DOUBT * squares
-    if not doubtful.any():
+    error = unit * roundings * reach.square()
+    doubtful = error > _DOUBT * squares
+    if not is_asynchronous(squares) and not doubtful.any():
         return squares
     negligible = doubtful & (reach <= 2.0**14 * math.sqrt(lost(reach.dtype)))
     squares = torch.where(negligible, reach.square(), squares)
+    if is_asynchronous(squares):
+        return torch.where(doubtful & ~negligible, squares.clamp(min=0.0) + error, squares)
     for some in (doubtful & ~negligible).nonzero().flatten().split(max(1, _AT_ONCE // max(numbers, 1))):
         squares[some] = direct(some).sqrt_().add_(unit * positions * reach[some]).square_()
     return squares
+
+
+def is_asynchronous(tensor: Tensor) -> bool:
+    """Whether Python would wait to learn something of a tensor: whatever is not on the CPU."""
+    return tensor.device.type != "cpu"
 
 
 def squared_norms(rows: Tensor) -> Tensor:

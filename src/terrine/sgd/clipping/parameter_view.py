@@ -6,8 +6,10 @@ view; what its uses contribute flows back to the parameter at the end:
 
     view       the same numbers at other places; disjoint views need no cross terms
     lookup     rows of a table by fixed positions: a `Lookup`
-    computed   per-example gradients through the small graph that made it, straight to the parameters: whatever lies
-               between is part of that graph, and may be used twice in it (`w / w.norm()`)
+    computed   gradients through the small graph that made it, straight to the parameters: whatever lies between is
+               part of that graph, and may be used twice in it (`w / w.norm()`). Per-example gradients of a large one
+               are not kept: their norms are taken a few examples at a time, and as the graph's backward pass is
+               linear, their weighted sum goes through it as one
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup
-from terrine.sgd.clipping.ghost import wide
+from terrine.sgd.clipping.ghost import squared_norms, wide
 from terrine.sgd.clipping.tied import combined
 
 
@@ -116,26 +118,85 @@ def _place(view: Tensor, base: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _carry(param: ParameterView, total: Contribution, units: int) -> None:
-    rows = total.dense()
     if param.tokens is not None:
         tokens = param.tokens.reshape(1, -1).expand(units, -1)
         table = param.parents[0]
-        flat = rows.reshape(units, tokens.shape[1], -1)
+        flat = total.dense().reshape(units, tokens.shape[1], -1)
         table.contributions.append(Lookup(tokens, flat, tuple(table.value.shape)))
         return
     roots = _roots(param)
-    with torch.enable_grad():
-        gradients: Any = torch.autograd.grad(
-            param.graph,
-            [root.graph for root in roots],
-            rows.to(param.graph.dtype),
-            is_grads_batched=True,
-            retain_graph=True,
-            allow_unused=True,
-        )
-    for root, gradient in zip(roots, gradients, strict=True):
+    graph = _Graph(param.graph, [root.graph for root in roots], total)
+    if units * param.value.numel() > _KEPT:
+        for index, root in enumerate(roots):
+            root.contributions.append(Computed(graph, index))
+        return
+    for root, gradient in zip(roots, graph.pull_back(total.dense()), strict=True):
         if gradient is not None:
             root.contributions.append(Dense(wide(gradient.detach())))
+
+
+_KEPT = 1 << 20  # numbers of per-example gradients that are kept
+_AT_ONCE = 1 << 22  # numbers of per-example gradients that go through a graph at once
+
+
+@dataclass
+class _Graph:
+    """What was computed from some parameters, and what its uses contribute."""
+
+    made: Tensor
+    roots: list[Tensor]
+    total: Contribution
+    _squares: list[Tensor] | None = None
+
+    def pull_back(self, rows: Tensor) -> list[Tensor | None]:
+        """The gradients by every parameter, of rows (n, *shape) of gradients by what was made; None for no use."""
+        with torch.enable_grad():
+            gradients: Any = torch.autograd.grad(
+                self.made,
+                self.roots,
+                rows.to(self.made.dtype),
+                is_grads_batched=True,
+                retain_graph=True,
+                allow_unused=True,
+            )
+        return list(gradients)
+
+    def squares(self) -> list[Tensor]:
+        """Every example's squared norm by every parameter."""
+        if self._squares is None:
+            rows = self.total.dense()
+            parts = rows.split(max(1, _AT_ONCE // self.made.numel()))
+            squares = [[self._squared(gradient, part) for gradient in self.pull_back(part)] for part in parts]
+            self._squares = [torch.cat(several) for several in zip(*squares, strict=True)]
+        return self._squares
+
+    def _squared(self, gradient: Tensor | None, rows: Tensor) -> Tensor:
+        return wide(rows).new_zeros(len(rows)) if gradient is None else squared_norms(gradient)
+
+
+@dataclass
+class Computed:
+    """The contribution, to one of its parameters, of what was computed from them."""
+
+    graph: _Graph
+    index: int
+
+    def squares(self) -> Tensor:
+        return self.graph.squares()[self.index]
+
+    def weighted_sum(self, factor: Tensor) -> Tensor:
+        return self._pull_back(self.graph.total.weighted_sum(factor).unsqueeze(0)).squeeze(0)
+
+    def dense(self) -> Tensor:
+        return self._pull_back(self.graph.total.dense())
+
+    def drop(self, units: Tensor) -> Computed:
+        return Computed(_Graph(self.graph.made, self.graph.roots, self.graph.total.drop(units)), self.index)
+
+    def _pull_back(self, rows: Tensor) -> Tensor:
+        root = self.graph.roots[self.index]
+        (gradient,) = _Graph(self.graph.made, [root], self.graph.total).pull_back(rows)
+        return wide(rows).new_zeros(len(rows), *root.shape) if gradient is None else wide(gradient.detach())
 
 
 def _roots(param: ParameterView) -> list[ParameterView]:

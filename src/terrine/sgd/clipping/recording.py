@@ -234,16 +234,11 @@ class Recording(TorchFunctionMode):
         found = False
         for tensor in given:
             key = getattr(tensor, _TAG, None)
-            if key is None and hasattr(tensor, "lot"):
-                raise InvalidArgument(
-                    "the model uses a tensor of the lot that is none of its arguments, or inside an object: every "
-                    "example would see all others; want it among the arguments, in lists, tuples or dicts"
-                )
             if key is not None:
                 if key is not self._key:
                     raise InvalidArgument(
-                        "the model uses a tensor of an earlier lot or another example, kept in an attribute or a "
-                        "variable, so examples would meet over time; want a forward pass that keeps nothing"
+                        f"{caller()}: uses a tensor of an earlier batch or another example, kept in an attribute or a "
+                        "variable, so examples would meet over time; want a program that keeps nothing"
                     )
                 found = True
         return found
@@ -514,6 +509,7 @@ _METADATA = frozenset({"dim", "size", "__len__", "stride", "numel", "is_contiguo
 _HOOKS = frozenset({"register_hook", "retain_grad", "register_post_accumulate_grad_hook"})
 _PRODUCTS = frozenset({"matmul", "__matmul__", "mm", "addmm"})
 _MEMORY = frozenset({"numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "__reduce_ex__"})
+_MEMORY |= {"as_strided", "as_strided_", "as_strided_scatter", "set_"}
 _TRUTHS = frozenset({"__bool__", "__index__", "__contains__", "equal", "allclose", "is_nonzero"})
 _VALUES = frozenset({"item", "tolist", "__float__", "__int__", "__complex__", "__repr__", "__format__", "numpy"})
 _VALUES |= {"__array__", "__dlpack__", "__reduce_ex__"}

@@ -13,16 +13,24 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import io
+import math
 import random
+import time
+import traceback
 import types
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from terrine.errors import InvalidArgument
 
 _FOREIGN: tuple[str, ...] = ("torch", "numpy", "scipy", "sklearn", "terrine", "transformers", "peft", "timm")
 _FOREIGN += ("lightning", "accelerate", "rich", "builtins", "functools", "typing", "collections", "logging", "abc")
@@ -31,7 +39,8 @@ _FOREIGN += ("enum", "dataclasses", "torchmetrics")
 _BOOKKEEPING = ("terrine.sgd.steps", "terrine.sgd.release", "terrine.sgd.clipping.clipper")
 """Modules of the run itself, which its optimizer's hooks lead to and which goes on while examples run."""
 _PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device | torch.Size | slice | range
-_SMALL = 4096  # numbers of a tensor that are compared
+_SMALL = 1 << 18  # numbers of a tensor that are compared; of a larger one, about as many
+_FIRST, _SHARE = 3, 40  # batches that are always looked at; how much of the time later looks leave
 _MOST = 200_000  # entries that are looked at
 
 Path = tuple[Any, ...]
@@ -55,6 +64,41 @@ class Reachable:
         return ""
 
 
+class Watch:
+    """Looks at the state of some roots around batches: at each, as long as that takes a twentieth of the time."""
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self._roots, self._looks = dict(roots), 0
+        self._seconds, self._last = 0.0, -math.inf
+
+    @contextmanager
+    def watching(self, *, always: bool = False) -> Iterator[None]:
+        """Refuse what changes meanwhile.
+
+        Raises: InvalidArgument
+        """
+        begun = time.monotonic()
+        if not (always or self._looks < _FIRST or begun - self._last >= _SHARE * self._seconds):
+            yield
+            return
+        reachable = Reachable(self._roots)
+        self._looks, self._last, self._seconds = self._looks + 1, time.monotonic(), time.monotonic() - begun
+        yield
+        check_state(reachable)
+
+
+def check_state(reachable: Reachable | None) -> None:
+    """Refuse a program that has kept something since the state was noted.
+
+    Raises: InvalidArgument
+    """
+    if reachable is not None and (changed := reachable.changed()):
+        raise InvalidArgument(
+            f"{changed} changed while examples ran: what is kept of one would meet later ones; want a loss and a model "
+            "that keep nothing"
+        )
+
+
 def _walk(roots: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
     """Every reachable thing once, as (path, what it is)."""
     waiting: deque[tuple[Path, Any]] = deque(((name,), value) for name, value in roots.items())
@@ -76,10 +120,15 @@ def _walk(roots: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
 def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
     """What a thing is, None where that is its identity, and what it holds."""
     if isinstance(value, Tensor):
-        return _describe_tensor(value), []
+        own = {name: kept for name, kept in vars(value).items() if not name.startswith("_terrine")}
+        return _describe_tensor(value), [(f".{name}", kept) for name, kept in own.items()]
     if isinstance(value, np.ndarray | np.generic | bytearray | array):
         content = np.asarray(value)
         return (id(value) if isinstance(value, np.ndarray) else 0, content.shape, _digest(content.tobytes())), []
+    if isinstance(value, io.StringIO | io.BytesIO):
+        return (id(value), value.getvalue()), []
+    if isinstance(value, weakref.ref):
+        return None, [("()", value())]
     if isinstance(value, torch.Generator):
         return (id(value), _digest(value.get_state().numpy().tobytes())), []
     if isinstance(value, np.random.Generator):
@@ -94,18 +143,23 @@ def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
             for index, (key, member) in enumerate(value.items())
         ]
     if isinstance(value, list | tuple | deque):
-        own = None if isinstance(value, tuple) else id(value)
-        return (own, len(value)), [(f"[{index}]", member) for index, member in enumerate(value)]
+        identity = None if isinstance(value, tuple) else id(value)
+        return (identity, len(value)), [(f"[{index}]", member) for index, member in enumerate(value)]
     if isinstance(value, set | frozenset):
         return (len(value), sorted(map(repr, value)) if len(value) < _SMALL else 0), []
-    if isinstance(value, types.ModuleType | types.CodeType | types.BuiltinFunctionType | property):
+    if isinstance(value, types.BuiltinFunctionType):  # such as a list's append
+        owner = value.__self__
+        hides = not isinstance(owner, types.ModuleType | None)
+        return None, [(f" ({value.__name__} of a {type(owner).__name__})", owner)] if hides else []
+    if isinstance(value, types.ModuleType | types.CodeType | property):
         return None, []
-    if type(value).__module__ in _BOOKKEEPING:
+    if isinstance(value, torch.autocast) or type(value).__module__ in _BOOKKEEPING:
         return None, []
     if isinstance(value, functools.partial):
         return None, [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
     if callable(getattr(value, "cache_info", None)):
-        return (id(value), repr(value.cache_info())), []
+        hits = value.cache_info()
+        return (id(value), hits.misses, hits.currsize), []
     if isinstance(value, types.MethodType):
         return (id(value.__func__), id(value.__self__)), [("", value.__func__), (".self", value.__self__)]
     if isinstance(value, types.FunctionType):
@@ -118,22 +172,26 @@ def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
 
 
 def _describe_tensor(tensor: Tensor) -> Any:
+    if tensor.is_nested:
+        return id(tensor)
     identity = (id(tensor), tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
-    plain = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
-    if isinstance(tensor, nn.Parameter) or not plain or tensor.numel() > _SMALL:
+    plain = tensor.layout is torch.strided and not tensor.is_meta
+    if isinstance(tensor, nn.Parameter) or not plain:
         return identity
     try:
-        numbers = tensor.detach().cpu().contiguous().flatten()
+        numbers = tensor.detach().flatten()[:: max(1, tensor.numel() // _SMALL)].cpu().contiguous()
     except RuntimeError:  # it was kept from inside vmap, and holds nothing any more
         return identity
     return (*identity, _digest(numbers.view(torch.uint8).numpy().tobytes()))
 
 
 def _iterator_state(value: Any) -> Any:
-    """How far an iterator is, where that can be told."""
+    """How far an iterator is: a number of its own where that cannot be told, so that it counts as changed."""
     if inspect.isgenerator(value):
-        return id(value), getattr(value.gi_frame, "f_lasti", None)
-    return (id(value), repr(value)) if type(value).__module__ == "itertools" and "count" in repr(value) else None
+        return id(value), getattr(value.gi_frame, "f_lasti", None), repr(getattr(value.gi_frame, "f_locals", None))
+    if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+        return (id(value), repr(value)) if type(value).__name__ == "count" else object()
+    return None
 
 
 def _function_members(function: types.FunctionType) -> list[tuple[str, Any]]:
@@ -185,15 +243,13 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def caller() -> str:
-    """Where the caller's own code is: the innermost frame that is neither of torch's nor of this library's."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("torch", "terrine"):
-            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
-        frame = frame.f_back
+def caller(failure: BaseException | None = None) -> str:
+    """Where the caller's own code is, now or in a failure: the innermost line of neither torch nor this library."""
+    steps = traceback.walk_stack(None) if failure is None else reversed(list(traceback.walk_tb(failure.__traceback__)))
+    for frame, line in steps:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "terrine"):
+            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{line}"
     return "the loss"
 
 
-__all__ = ["Reachable", "caller"]
+__all__ = ["Reachable", "Watch", "caller", "check_state"]

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.examples import tensors
+from terrine.sgd.clipping.state import caller
 
 if TYPE_CHECKING:
     from terrine.sgd.clipping.recording import Recording
@@ -68,11 +69,24 @@ def _still_batched(recording: Recording, func: Any, args: Any, kwargs: Any) -> A
     return func(*args, **kwargs) if recording.is_alone else args[0]
 
 
-def _refuse_statistics(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """Batch normalisation of examples mixes them; of weights, which are standardised by it, it does not."""
-    if (kwargs.get("training") or (len(args) > 5 and args[5])) and recording._own(tensors((*args, *kwargs.values()))):
-        raise InvalidArgument("batch normalisation mixes examples; sgd.fix(model) makes it group normalisation")
-    return func(*args, **kwargs)
+def _batch_norm(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """Batch normalisation by statistics that are given; by those of examples it mixes them, by those of weights not."""
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if not recording._own(tensors((*args, *kwargs.values()))):
+        return func(*args, **kwargs)
+    if given.get("training"):
+        raise InvalidArgument(
+            f"{caller()}: batch normalisation mixes examples; want group normalisation, which sgd.fix(model) makes of "
+            "layers"
+        )
+    x, shape = given["input"], (1, -1, *[1] * (given["input"].dim() - 2))
+    scale = torch.rsqrt(given["running_var"] + given.get("eps", 1e-5)).view(shape)
+    out = (x - given["running_mean"].view(shape)) * scale
+    for name, apply in (("weight", torch.mul), ("bias", torch.add)):
+        if given.get(name) is not None:
+            out = apply(out, given[name].view(shape))
+    return out
 
 
 def _group_norm(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
@@ -99,7 +113,7 @@ INSTEAD: dict[Any, Callable[[Recording, Any, Any, Any], Any]] = {
     functional.max_pool2d: _pooled,
     functional.avg_pool2d: _pooled,
     functional.adaptive_avg_pool2d: _pooled,
-    functional.batch_norm: _refuse_statistics,
+    functional.batch_norm: _batch_norm,
     functional.group_norm: _group_norm,
     Tensor.view: _viewed,
     Tensor.requires_grad_: _still_batched,

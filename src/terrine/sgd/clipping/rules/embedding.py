@@ -7,6 +7,7 @@ weighted; in the form with offsets a bag is a run of the flat token list.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -62,8 +63,9 @@ def embedding_bag(use: Use, gradient: Tensor) -> Found:
     """`functional.embedding_bag`, modes sum and mean, bags as rows of a matrix or as runs between offsets."""
     tokens, starts = use.args[0].long(), use.args[2].long()
     ((_, table),) = use.params.items()
-    ends = torch.cat([starts[1:], starts.new_tensor([len(tokens)])])
-    runs = torch.arange(len(starts), device=tokens.device).repeat_interleave(ends - starts)
+    ends = torch.cat([starts[1:], starts.new_full((1,), len(tokens))])
+    bags = torch.arange(len(starts), device=tokens.device)
+    runs = bags.repeat_interleave(ends - starts, output_size=len(tokens))
     weights, padding, rows = use.kwargs["per_sample_weights"], use.kwargs["padding_idx"], wide(gradient)
     share = torch.ones_like(tokens, dtype=rows.dtype) if weights is None else wide(weights.detach())
     if padding is not None:
@@ -93,18 +95,23 @@ class Bags:
     shape: tuple[int, ...]
 
     def squares(self) -> Tensor:
-        token, order = self.tokens.sort(stable=True)
-        bags = self.bags[order]
+        token, bags, order = self.tokens[self._order], self.bags[self._order], self._order
         first = torch.ones_like(bags, dtype=torch.bool)
         first[1:] = (token[1:] != token[:-1]) | (bags[1:] != bags[:-1])
         pair = first.cumsum(0) - 1
-        shares = self.share.new_zeros(int(first.sum())).index_add_(0, pair, self.share[order])
-        sums = self.share.new_zeros(len(self.gradients)).index_add_(0, bags[first], shares.square_())
+        shares = torch.zeros_like(self.share).index_add_(0, pair, self.share[order])
+        squares = torch.where(first, shares[pair].square_(), 0.0)  # each pair once
+        sums = self.share.new_zeros(len(self.gradients)).index_add_(0, bags, squares)
         return (norms_rounded_up(self.gradients) * sums.sqrt_()).square_()
 
     def weighted_sum(self, factor: Tensor) -> Tensor:
         weight = factor.to(self.share.dtype)[self.bags] * self.share
-        return summed_by_token(self.tokens, self.gradients, self.bags, weight, self.shape[0])
+        return summed_by_token(self.tokens, self.gradients, self.bags, weight, self.shape[0], self._order)
+
+    @cached_property
+    def _order(self) -> Tensor:
+        """The order of the tokens, those of one bag that are alike side by side."""
+        return self.tokens.argsort(stable=True)
 
     def dense(self) -> Tensor:
         n = len(self.gradients)

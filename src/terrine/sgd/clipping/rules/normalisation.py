@@ -26,11 +26,11 @@ def _all_groups(use: Use) -> Tensor:
 def group_norm(use: Use, gradient: Tensor) -> Found:
     """`functional.group_norm(x, groups, weight, bias, eps)`."""
     weight, bias = use.parameter(2, "weight"), use.parameter(3, "bias")
-    gradient = wide(gradient).flatten(2)
+    gradient = wide(gradient).reshape(*gradient.shape[:2], -1)
     found: Found = []
     if weight is not None:
         x, eps = wide(use.args[0].detach()), use.argument(4, "eps", 1e-5)
-        x = functional.group_norm(x, use.argument(1, "num_groups"), None, None, eps).flatten(2)
+        x = functional.group_norm(x, use.argument(1, "num_groups"), None, None, eps).reshape(gradient.shape)
         found.append((weight, Dense((gradient * x).sum(2)).of_units(use.units)))
     if bias is not None:
         found.append((bias, Dense(gradient.sum(2)).of_units(use.units)))

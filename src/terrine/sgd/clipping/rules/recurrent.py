@@ -114,10 +114,10 @@ class _Maps:
 
     def _apply(self, x: Tensor, weight: int, bias: int | None) -> Tensor:
         args = (x, self.weights[weight], None if bias is None else self.weights[bias])
-        places = {1: weight, 2: bias}
-        params: dict[int | str, ParameterView] = {
-            at: self.params[place] for at, place in places.items() if place is not None and place in self.params
-        }
+        params: dict[int | str, ParameterView] = {}
+        for position, place in ((1, weight), (2, bias)):
+            if place is not None and place in self.params:
+                params[position] = self.params[place]
         use = Use(functional.linear, args, {}, params, self.recording.units)
         out = functional.linear(*args)
         return self.recording._recorded(out, use, RULES[functional.linear]) if params else out
