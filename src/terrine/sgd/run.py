@@ -188,7 +188,7 @@ class PrivateSteps:
             if has_drawn and self._is_sharded:
                 self._abandon()  # nobody knows whether the others would save it with this process
             elif has_drawn:
-                self.close()
+                self._save_and_leave()
             raise
         self._pending = True
         self._released += 1
@@ -240,13 +240,27 @@ class PrivateSteps:
         """End the run before its last step; a checkpoint is saved, and may be gone on from.
 
         Of a sharded model it is saved by all processes at once.
+
+        Raises: OutOfOrder where a step is under way, or the checkpoint cannot be written; it is closed then, too.
         """
-        is_saved = self._kept is None or self._kept.is_saved(self.release.taken)
-        if self._is_sharded and self._is_kept and not self._closed:
-            is_saved = distributed.from_first(is_saved)
-        if self._is_whole and not (self._closed or is_saved):
-            self.save()
-        self._abandon()
+        if not self._turn.acquire(blocking=False):
+            raise OutOfOrder(
+                "steps.close(): a step is under way, in another thread or in the loss; want it between two"
+            )
+        try:
+            self._save_and_leave()
+        finally:
+            self._turn.release()
+
+    def _save_and_leave(self) -> None:
+        try:
+            is_saved = self._kept is None or self._kept.is_saved(self.release.taken)
+            if self._is_sharded and self._is_kept and not self._closed:
+                is_saved = distributed.from_first(is_saved)
+            if self._is_whole and not (self._closed or is_saved):
+                self.save()
+        finally:
+            self._abandon()
 
     def _abandon(self) -> None:
         self._closed, self._pending = True, False
