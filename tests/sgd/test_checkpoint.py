@@ -21,11 +21,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from terrine import files, sgd
+from terrine.common.correlated import CorrelatedNoise
 from terrine.common.release_count import ReleaseCount
 from terrine.errors import BudgetExceeded, InvalidArgument, OutOfOrder
 from terrine.sgd import checkpoint
 from terrine.sgd.checkpoint import Checkpoint, KeptRun
-from terrine.sgd.correlated import CorrelatedNoise
 from terrine.sgd.optimizers import Average
 from terrine.sgd.release import StepRelease
 

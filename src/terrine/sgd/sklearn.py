@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from terrine import check
 from terrine.common import generators
 from terrine.common.people import People
+from terrine.common.targets import NumberLoss, TargetBounds, placed, told
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import Budget
 from terrine.receipts import Charged
 from terrine.sgd.plan import Plan
-from terrine.sgd.targets import NumberLoss, TargetBounds, placed, told
 from terrine.sgd.trainer import Trainer
 
 try:

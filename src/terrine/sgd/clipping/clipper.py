@@ -37,7 +37,7 @@ from terrine.sgd.clipping.alone import (
     way_of,
 )
 from terrine.sgd.clipping.batch import Rows, as_slice, check_people, flatten_batch, group_by_rows
-from terrine.sgd.clipping.functions import trained
+from terrine.sgd.clipping.functions import check_hooks, trained
 from terrine.sgd.clipping.recording import Divided, Recording
 from terrine.sgd.clipping.state import Reachable, Watch, caller, check_state
 from terrine.sgd.clipping.sums import Clipped, ClippedSums, ClippingRule, as_rule, refuse_strange
@@ -45,8 +45,6 @@ from terrine.sgd.clipping.use import ANCHOR, Unfollowed
 from terrine.sgd.devices import full_precision
 from terrine.sgd.layers import validate
 from terrine.sgd.loss import Loss, as_loss
-
-Metric = Callable[[nn.Module, Any], Tensor]
 
 
 def clipped_sum(
@@ -230,12 +228,12 @@ class Clipper:
 
         Raises: what one of them raised.
         """
-        failure, all_failed = self.failure, self._failed == self._units > 0
+        failure, failed, units = self.failure, self._failed, self._units
         self.failure, self._failed, self._units = None, 0, 0
-        if failure is not None and all_failed:
+        if failure is not None and failed == units:
             raise failure
 
-    def measure(self, metric: Metric, batch: Any) -> Tensor:
+    def measure(self, metric: Callable[[nn.Module, Any], Tensor], batch: Any) -> Tensor:
         """Return a metric's value for every example alone, without gradients."""
         leaves, nesting, size = flatten_batch(batch)
         rows = Rows(leaves, nesting)
@@ -248,8 +246,6 @@ class Clipper:
             for start in range(0, size, _AT_ONCE)
         ]
         return torch.cat([torch.zeros(0, device=self._device), *values])
-
-    # -- microbatches ----------------------------------------------------------------------------------
 
     def _cut(self, who: Tensor, each: int, leaves: list[Any], nesting: Any) -> Iterable[Tensor]:
         """Cut these units, of `each` rows, into microbatches: by what a few made-up rows take."""
@@ -403,16 +399,3 @@ _MISTAKES = (TypeError, AttributeError, NameError, KeyError, NotImplementedError
 def _join(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     norms, values = (torch.cat(column) for column in zip(*results, strict=True))
     return norms, values
-
-
-def check_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuse parameters that somebody listens to: a hook would see, and could change, single examples' gradients.
-
-    Raises: InvalidArgument
-    """
-    heard = [name for name, parameter in parameters.items() if getattr(parameter, "_backward_hooks", None)]
-    if heard:
-        raise InvalidArgument(
-            f"{heard[0]}: a hook on the parameter would see single examples' gradients; want it removed, and the noisy "
-            "gradient read from .grad"
-        )

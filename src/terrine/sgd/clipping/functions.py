@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from terrine.errors import InvalidArgument
+
 
 def tensors(values: Iterable[Any]) -> list[Tensor]:
     """Return every tensor among the values, and in lists, tuples and dicts among them."""
@@ -40,9 +42,32 @@ def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: 
     return args[place] if len(args) > place else kwargs.get(name, default)
 
 
+def check_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse parameters that somebody listens to: a hook would see, and could change, single examples' gradients.
+
+    Raises: InvalidArgument
+    """
+    heard = [name for name, parameter in parameters.items() if getattr(parameter, "_backward_hooks", None)]
+    if heard:
+        raise InvalidArgument(
+            f"{heard[0]}: a hook on the parameter would see single examples' gradients; want it removed, and the noisy "
+            "gradient read from .grad"
+        )
+
+
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are trained, each once, by its first name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def return_same(tensor: Tensor) -> Tensor:
+    """Return the tensor itself."""
+    return tensor
+
+
+def is_matrix(params: Mapping[Any, Any]) -> bool:
+    """Whether every parameter of a call but the first argument is a matrix, and there are two of them at most."""
+    return all(view.value.dim() == 2 for place, view in params.items() if place != 0) and len(params) <= 2
 
 
 def shares_older_memory(result: Any, given: list[Tensor], key: object) -> bool:

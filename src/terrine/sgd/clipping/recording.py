@@ -123,8 +123,6 @@ class Recording(TorchFunctionMode):
         self.copies.clear()
         return contributions, squares
 
-    # -- every call ------------------------------------------------------------------------------------
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             return self._seen(func, args, kwargs or {})
@@ -148,7 +146,7 @@ class Recording(TorchFunctionMode):
         if kwargs:
             given += tensors(kwargs.values())
         if self.shielded:
-            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+            with torch.autograd.graph.saved_tensors_hooks(functions.return_same, functions.return_same):
                 return self._called(func, name, args, kwargs, given)
         return self._called(func, name, args, kwargs, given)
 
@@ -265,8 +263,6 @@ class Recording(TorchFunctionMode):
                 "that outlives the program; want that done before the run, and numbers written by copy_()"
             )
 
-    # -- leaving vmap ----------------------------------------------------------------------------------
-
     def all_examples(self, compute: Callable[[int, list[Tensor], list[bool]], Any], *given: Tensor) -> Any:
         """What `compute` makes of the tensors of all examples, examples first, as a tensor of each."""
         out: Any = AllExamples.apply(compute, self._marker, *given)  # type: ignore[no-untyped-call]
@@ -320,8 +316,6 @@ class Recording(TorchFunctionMode):
         lifted: Tensor = self.all_examples(own, made)
         return lifted
 
-    # -- a call with a parameter -----------------------------------------------------------------------
-
     def _used(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if not self.is_of_examples(
             [one for one in (*tensors(args), *tensors(kwargs.values())) if id(one) not in self.views]
@@ -333,7 +327,7 @@ class Recording(TorchFunctionMode):
         if rule is not None:
             params, batched = self.find_parameters(args, kwargs)
             use = Use(func, args, kwargs, params, self.units)
-            if rule.fits(use, batched) and (name not in functions.PRODUCTS or _is_matrix(params)):
+            if rule.fits(use, batched) and (name not in functions.PRODUCTS or functions.is_matrix(params)):
                 return self.tag_own(self._ruled(rule, use))
         return self.call_with_copies(func, args, kwargs)
 
@@ -402,11 +396,3 @@ class Recording(TorchFunctionMode):
             if view.simple:
                 self._squares[view.name] = contribution.squares()
             self.rows += kept_bytes(contribution)
-
-
-def _is_matrix(params: dict[int | str, ParameterView]) -> bool:
-    return all(view.value.dim() == 2 for place, view in params.items() if place != 0) and len(params) <= 2
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
