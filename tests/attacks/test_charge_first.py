@@ -142,7 +142,7 @@ def test_nothing_is_looked_at_before_the_charge(place, language, name, monkeypat
         (Schema, "encode"), (Schema, "labels"), (bounds, "find"), (whitened, "private_whitening"),
         (Architecture, "features"), (sgd.Trainer, "fit"),
         (RunFolder, "split"), (RunFolder, "train"), (RunFolder, "vote"),
-        (teachers, "train_estimators"), (prompt_tuning, "clipped_sum"), (tuning, "draw_count"),
+        (teachers, "train_estimators"), (prompt_tuning.PromptClipper, "add_up"), (tuning, "draw_count"),
     ]  # fmt: skip
     for owner, door in doors:
         monkeypatch.setattr(owner, door, refuse_to_look)

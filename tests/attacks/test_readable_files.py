@@ -104,14 +104,12 @@ def test_a_killed_run_leaves_nothing_readable(place, monkeypatch, umask):
         return Watched()
 
     monkeypatch.setattr(files, "written", watched)
-    monkeypatch.setattr(
-        "terrine.sgd.checkpoint.Checkpoint.after_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
+    monkeypatch.setattr("terrine.sgd.run.PrivateSteps._finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     done = CliRunner().invoke(app, [str(word) for word in RUNS["private bounds"]])
     assert done.exit_code != 0
     assert set(seen) == {0o600}
     owned = list((place / "run" / "owner").iterdir())
-    assert {"checkpoint.pt", "checkpoint.pt.key", "coins.npz", "bounds.json"} <= {path.name for path in owned}
+    assert {"checkpoint.pt", "checkpoint.pt.count", "coins.npz", "bounds.json"} <= {path.name for path in owned}
     assert {mode(path) for path in owned} == {0o600}
 
 
