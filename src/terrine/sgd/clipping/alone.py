@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from terrine.common import generators
 from terrine.errors import InvalidArgument, TerrineError
 from terrine.sgd.clipping.recording import Divided, Escaped, Recording
+from terrine.sgd.clipping.state import caller
 from terrine.sgd.clipping.use import Unfollowed
 
 log = logging.getLogger("terrine.sgd")
@@ -62,6 +63,7 @@ class Way:
     one_by_one: bool = False
     writes_rows: bool = False  # whether the program writes into its example
     refused: int = 0  # examples in a row that vmap could not run even alone
+    reason: str = ""  # what vmap could not run
     sums: dict[Any, int] = field(default_factory=dict)  # calls of `clipped_sum` by what the loss is made of
     costs: dict[Any, Cost] = field(default_factory=dict)  # of one example, by the shapes of its inputs
 
@@ -86,11 +88,16 @@ class Way:
             self.refused += 1
             self.one_by_one = is_trial or self.refused >= _PATIENCE
         if self.one_by_one:
-            followed = reason.partition(":")[0] if isinstance(failure, Unfollowed) else ""
+            followed = reason.partition(":")[0] if isinstance(failure, Unfollowed) else "the operation"
             operation = re.search(r"aten::\w+", reason)
-            what = operation.group() if operation else followed
-            log.warning("one example at a time, exact but slow%s", f": vmap cannot run {what}" if what else "")
+            self.reason = f"{operation.group() if operation else followed} at {caller(failure)}"
+            if not is_trial:
+                self.warn("")
         return False
+
+    def warn(self, slowdown: str) -> None:
+        """Say that examples go one by one, and why."""
+        log.warning("one example at a time, exact but slow%s: vmap cannot run %s", slowdown, self.reason)
 
 
 def way_of(model: nn.Module) -> Way:

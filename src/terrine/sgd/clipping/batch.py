@@ -60,6 +60,12 @@ class Rows:
         leaves = [next(rows) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         return Rows(leaves, self._nesting, as_slice(which))
 
+    def nest_all(self) -> Any:
+        """All rows as a batch."""
+        parts = iter(self.tensors)
+        leaves = [next(parts) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        return pytree.tree_unflatten(leaves, self._nesting)
+
     def nest(self, row: Sequence[Tensor]) -> Any:
         """One row of every tensor as a batch of one."""
         parts = iter(row)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -40,64 +41,10 @@ from terrine.sgd.clipping.batch import Rows, as_slice, check_people, flatten_bat
 from terrine.sgd.clipping.functions import check_hooks, trained
 from terrine.sgd.clipping.recording import Divided, Recording
 from terrine.sgd.clipping.state import Reachable, Watch, caller, check_state
-from terrine.sgd.clipping.sums import Clipped, ClippedSums, ClippingRule, as_rule, refuse_strange
+from terrine.sgd.clipping.sums import Clipped, ClippedSums, ClippingRule, as_rule
 from terrine.sgd.clipping.use import ANCHOR, Unfollowed
 from terrine.sgd.devices import full_precision
-from terrine.sgd.layers import validate
 from terrine.sgd.loss import Loss, as_loss
-
-
-def clipped_sum(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
-    *,
-    clip: float | ClippingRule,
-    rows: Sequence[int] | None = None,
-    memory: float | None = None,
-    microbatch: int | None = None,
-    precision: str | None = None,
-    reads_values: bool = False,
-) -> Clipped:
-    """Return the sum over a batch of clipped per-example gradients, and the norms before clipping.
-
-    Args:
-        model: The module whose trained parameters the gradients are of.
-        loss: A function of (model, batch), run for every example as a batch of one; or a criterion, an `nn.Module`
-            that stands for `criterion(model(x), y)`.
-        batch: Tensors, in tuples, lists or dicts, whose first dimension counts the examples.
-        clip: The bound, or a clipping rule.
-        rows: The examples are people's rows: the first `rows[0]` are one person's, the next `rows[1]` another's. A
-            person's gradient is the mean over its rows, and is clipped as one.
-        memory: About how many bytes the activations and gradients in memory may take.
-        microbatch: How many examples are in memory at a time, instead of as many as are fastest.
-        precision: "bf16" runs the loss under autocast; norms and sums are single precision in any case.
-        reads_values: The program may read numbers of its example into Python, and keeps nothing of them.
-
-    Returns:
-        `Clipped`: `.sums` by parameter name, in float32 or wider, and `.norms` of the units.
-
-    Raises:
-        InvalidArgument: The program mixes examples or keeps something of one, or the batch is no batch.
-
-    Guarantee:
-        Adding or removing one example, or person, moves the sums by at most the rule's bound in L2 norm.
-    """
-    validate(model)
-    clipper = Clipper(model, loss, microbatch=microbatch, memory=memory, precision=precision, reads_values=reads_values)
-    rule = as_rule(clip)
-    refuse_strange(rule, clipper.parameters)
-    sums, program = way_of(model).sums, getattr(loss, "__code__", type(loss))
-    clipper.calls = sums.get(program, 0)  # what was tried for one batch need not be tried for the next
-    clipper.try_out(batch)
-    drawn = torch.randint(
-        256, (32,), dtype=torch.uint8, device="cpu"
-    )  # so that no state that was kept is the present one
-    with generators.seeded(drawn.numpy().tobytes()):
-        clipped = clipper.add_up(batch, rule, rows)
-    clipper.check_failures()
-    sums[program] = clipper.calls
-    return clipped
 
 
 class Clipper:
@@ -177,6 +124,19 @@ class Clipper:
                 failure, self.failure, self._failed = self.failure, None, 0
                 raise failure
             check_state(reachable)
+        if self._way.one_by_one:
+            self._way.warn(self._measure_slowdown(rows))
+
+    def _measure_slowdown(self, rows: Rows) -> str:
+        """How much longer examples take one by one than together in a plain step, in words; empty if that fails."""
+        try:
+            begun = time.perf_counter()
+            take_gradients(lambda: self._loss(self.model, rows.nest_all()).sum(), list(self.parameters.values()))
+            plain = time.perf_counter() - begun
+            self._microbatch(rows, 1, ClippedSums(self.parameters), as_rule(1.0))
+            return f", about {(time.perf_counter() - begun - plain) / plain:.1f} times a plain step of two examples"
+        except Exception:  # a loss for one example may not take two
+            return ""
 
     def _check_loss(self, rows: Rows) -> None:
         """Refuse a loss that is none, or that the model has no part in."""

@@ -129,6 +129,7 @@ class Recording(TorchFunctionMode):
         except Exception as failure:
             if self._marker is None:
                 raise
+            failure.__dict__.setdefault("place", caller())
             self.escaped = Escaped(failure)
             raise self.escaped from failure
 

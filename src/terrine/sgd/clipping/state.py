@@ -245,6 +245,8 @@ def _digest(content: bytes) -> str:
 
 def caller(failure: BaseException | None = None) -> str:
     """Where the caller's own code is, now or in a failure: the innermost line of neither torch nor this library."""
+    if failure is not None and "place" in vars(failure):
+        return str(vars(failure)["place"])
     steps = traceback.walk_stack(None) if failure is None else reversed(list(traceback.walk_tb(failure.__traceback__)))
     for frame, line in steps:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "terrine"):
