@@ -128,9 +128,9 @@ class InPlace(nn.Linear):
 
 
 def test_a_coin_of_pythons_is_refused_as_several_examples_would_share_it():
-    with pytest.raises(InvalidArgument, match="torch.rand"):
+    with pytest.raises(InvalidArgument, match=r"torch\.rand"):
         clipped_sum(LayerDrop(), CRITERION, data(), clip=C)
-    with pytest.raises(InvalidArgument, match="torch.rand"):
+    with pytest.raises(InvalidArgument, match=r"torch\.rand"):
         released_sum(LayerDrop(), data(), CRITERION)
 
 
