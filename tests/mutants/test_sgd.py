@@ -15,7 +15,7 @@ from terrine.common.keys import Draw, Key
 from terrine.errors import InvalidArgument
 from terrine.events import PoissonSampled, Repeated
 from terrine.sgd import distributed
-from terrine.sgd.clipping.summing import ClippedSums
+from terrine.sgd.clipping.sums import ClippedSums
 from terrine.sgd.release import StepRelease
 from tests.sgd.helpers import flatten, make_optimizer
 

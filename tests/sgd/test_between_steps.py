@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping import clipped_sum
-from terrine.sgd.clipping.examples import trained
+from terrine.sgd.clipping.functions import trained
 from terrine.sgd.layers import validate
 
 from .oracle import assert_same, loop

@@ -21,11 +21,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from terrine import files, sgd
+from terrine.common.correlated import CorrelatedNoise
 from terrine.common.release_count import ReleaseCount
 from terrine.errors import BudgetExceeded, InvalidArgument, OutOfOrder
 from terrine.sgd import checkpoint
 from terrine.sgd.checkpoint import Checkpoint, KeptRun
-from terrine.sgd.correlated import CorrelatedNoise
 from terrine.sgd.optimizers import Average
 from terrine.sgd.release import StepRelease
 
@@ -287,8 +287,9 @@ def test_no_step_is_taken_while_another_thread_takes_one(small):
     thread = threading.Thread(target=next, args=(steps,))
     thread.start()
     assert data.is_read.wait(20)
-    with pytest.raises(OutOfOrder, match="under way"):
-        next(steps)
+    for ask in (steps.__next__, steps.close):
+        with pytest.raises(OutOfOrder, match="under way"):
+            ask()
     data.may_go_on.set()
     thread.join()
     assert sorted(take(steps)) == [2, 3, 4, 5]
@@ -487,7 +488,8 @@ def test_where_the_model_cannot_be_written_the_run_ends_in_words_and_goes_on(tmp
         patched.setattr(files, "write", refuse)
         with pytest.raises(OutOfOrder, match="could not be written"):
             take(steps, 2)
-    steps.close()
+        with pytest.raises(OutOfOrder, match="could not be written"):
+            steps.close()
     assert sorted(take(begin(tmp_path / "run.pt", small))) == [2, 3, 4, 5]
 
 

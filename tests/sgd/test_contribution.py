@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from terrine.sgd.clipping.contribution import Dense, Lookup, Outer, outer
+from terrine.sgd.clipping.contribution import Dense, Lookup, Outer, Tied, combined, outer
 from terrine.sgd.clipping.convolved import Convolved, Geometry
 from terrine.sgd.clipping.parameter_view import DisjointViews
 from terrine.sgd.clipping.rules.embedding import Bags
-from terrine.sgd.clipping.tied import Tied, combined
 
 N = 5
 

@@ -11,9 +11,9 @@ from scipy.stats import norm
 from torch import nn
 
 from terrine import sgd
+from terrine.common.correlated import CorrelatedNoise
 from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument, OutOfOrder
-from terrine.sgd.correlated import CorrelatedNoise
 from terrine.sgd.optimizers import CorrectedAdam
 
 from .helpers import Notes, each_turn

@@ -17,8 +17,8 @@ from terrine.errors import InvalidArgument
 from terrine.events import Budget, Gaussian, PoissonSampled, Repeated, Unit, settled_unit
 from terrine.ledger import Ledger
 from terrine.sgd.clipping import clipped_sum
+from terrine.sgd.metrics import Budgeted
 from terrine.sgd.release import StepRelease
-from terrine.sgd.validation import Budgeted
 
 from .helpers import distance, flatten, make_optimizer, run_loop
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from terrine.errors import InvalidArgument
-from terrine.sgd import precision
+from terrine.sgd import devices as precision
 from terrine.sgd.clipping import clipped_sum, contribution
 from terrine.sgd.clipping.rules import linear
 

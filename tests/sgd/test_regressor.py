@@ -6,9 +6,9 @@ import torch
 from sklearn.datasets import load_diabetes
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from terrine.common.targets import NumberLoss, TargetBounds
 from terrine.errors import InvalidArgument
 from terrine.sgd import PrivateClassifier, PrivateRegressor
-from terrine.sgd.targets import NumberLoss, TargetBounds
 
 
 @parametrize_with_checks([PrivateRegressor(bounds=(-100, 100), epsilon=8.0, epochs=1, seed=0)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from terrine.sgd.clipping import Automatic, Flat, PerLayer
 from terrine.sgd.clipping.contribution import Dense
-from terrine.sgd.clipping.summing import ClippedSums, clipped
+from terrine.sgd.clipping.sums import ClippedSums, clipped
 
 
 @settings(max_examples=60, deadline=None)

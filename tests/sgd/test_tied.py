@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from terrine.sgd import clipped_sum
-from terrine.sgd.clipping.contribution import Dense, Lookup, Outer
-from terrine.sgd.clipping.tied import Tied, combined
+from terrine.sgd.clipping.contribution import Dense, Lookup, Outer, Tied, combined
 
 from .helpers import Criterion
 from .oracle import assert_same, loop
@@ -102,6 +101,6 @@ def test_inner_products_by_the_library_count_all_their_roundings():
     """The bound that decides whether norms are looked at again knows the widths of both ways to multiply."""
     outer = Outer(torch.randn(2, 3, 900), torch.randn(2, 3, 8), (8, 900))
     lookup = Lookup(torch.randint(8, (2, 4)), torch.randn(2, 4, 900), (8, 900))
-    with mock.patch("terrine.sgd.clipping.tied.certain") as certain:
+    with mock.patch("terrine.sgd.clipping.contribution.certain") as certain:
         Tied(outer, lookup).squares()
     assert certain.call_args.args[2] >= 900

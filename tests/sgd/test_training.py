@@ -13,9 +13,9 @@ from terrine.events import Budget, Composed, Gaussian, Repeated, Reproducible
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Clipper
 from terrine.sgd.loss import as_loss, average_views
+from terrine.sgd.metrics import Budgeted, PublicValidation, right
 from terrine.sgd.optimizers import Average, CorrectedAdam
 from terrine.sgd.trainer import affordable_steps
-from terrine.sgd.validation import Budgeted, PublicValidation, right
 
 from .helpers import Notes, distance, flatten
 from .oracle import assert_same, loop

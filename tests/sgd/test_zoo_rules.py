@@ -17,10 +17,9 @@ from terrine.errors import InvalidArgument
 from terrine.sgd import clipped_sum
 from terrine.sgd.clipping import contribution, ghost, parameter_view
 from terrine.sgd.clipping.alone import way_of
-from terrine.sgd.clipping.contribution import Dense, Lookup, Outer
+from terrine.sgd.clipping.contribution import Dense, Lookup, Outer, combined
 from terrine.sgd.clipping.convolved import Convolved, Geometry
 from terrine.sgd.clipping.rules.embedding import Bags
-from terrine.sgd.clipping.tied import combined
 from tests.sgd.oracle import assert_same, loop
 from tests.sgd.test_convolved import one_by_one
 

@@ -35,8 +35,8 @@ from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd import distributed
 from terrine.sgd.clipping import Clipped
 from terrine.sgd.release import StepRelease
+from terrine.sgd.run import PrivateSteps
 from terrine.sgd.sampling import Poisson
-from terrine.sgd.steps import PrivateSteps
 from terrine.sgd.trainer import History, Trainer
 
 

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 
 from terrine import check, sgd
 from terrine.common import generators
+from terrine.common.correlated import CorrelatedNoise
 from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.events import Event, Repeated, Reproducible
@@ -45,7 +46,6 @@ from terrine.mechanisms import exact
 from terrine.receipts import Charged, Payment, Receipt
 from terrine.rng import Source
 from terrine.sgd.checkpoint import Checkpoint, KeptRun, load_run
-from terrine.sgd.correlated import CorrelatedNoise
 
 Rows = tuple[Tensor, Tensor]
 Parameters = Iterable[nn.Parameter]

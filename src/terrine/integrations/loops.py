@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from terrine.errors import InvalidArgument, OutOfOrder
 from terrine.sgd.loss import Loss
 from terrine.sgd.plan import Plan
-from terrine.sgd.steps import PrivateStep, PrivateSteps
+from terrine.sgd.run import PrivateStep, PrivateSteps
 
 log = logging.getLogger("terrine.integrations")
 

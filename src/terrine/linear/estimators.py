@@ -17,13 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 from terrine import accounting, check
 from terrine.common.keys import Key
 from terrine.common.people import People
+from terrine.common.targets import TargetBounds, placed, told
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import Budget, Event, Gaussian, Neighbours, Reproducible, Unit
 from terrine.linear import models
 from terrine.linear.statistics import Floats, Statistics, StatisticsPlan
 from terrine.receipts import Charged, Payment
 from terrine.rng import SYSTEM, Seeded
-from terrine.sgd.targets import TargetBounds, placed, told
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

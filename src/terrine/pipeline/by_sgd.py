@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from terrine import sgd
 from terrine.audit import attacks
+from terrine.common.targets import NumberLoss
 from terrine.events import Budget, Event
 from terrine.pipeline import coins, measuring, recipes, twin
 from terrine.pipeline.folder import Folder
@@ -27,7 +28,6 @@ from terrine.pipeline.settings import Settings
 from terrine.pipeline.units import Floats, Integers, Units
 from terrine.receipts import Receipt
 from terrine.sgd.checkpoint import Checkpoint
-from terrine.sgd.targets import NumberLoss
 
 SILENT = -100
 """The label of a row that adds nothing to any sum."""

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from terrine import check, datasets, tables
 from terrine.common.people import People
+from terrine.common.targets import TargetBounds
 from terrine.errors import InvalidArgument, PeopleUnprotected
 from terrine.pipeline import bounds
 from terrine.pipeline.memory import room
 from terrine.pipeline.settings import Settings
 from terrine.pipeline.units import Units
-from terrine.sgd.targets import TargetBounds
 
 Integers = NDArray[np.int64]
 _DIGITS_FOR_TESTING = 597

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from torch import nn
 
 from terrine import tables, verify
+from terrine.common.targets import TargetBounds
 from terrine.errors import InvalidArgument
 from terrine.pipeline import whitened
 from terrine.pipeline.folder import MODEL, PRIVACY, WEIGHTS, Folder
 from terrine.pipeline.models import Architecture
-from terrine.sgd.targets import TargetBounds
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from terrine.receipts import Charged
 from terrine.sgd import Plan, validate
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Clipped, ClippingRule
-from terrine.sgd.clipping.summing import ClippedSums
+from terrine.sgd.clipping.sums import ClippedSums
 from terrine.sgd.steps import start
 
 MEMORY = 1 << 30

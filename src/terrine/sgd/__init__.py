@@ -18,22 +18,20 @@ try:
 except ImportError as error:
     raise MissingExtra("torch", extra="torch") from error
 
+from terrine.common.correlated import Banded
 from terrine.sgd.checkpoint import Checkpoint
 from terrine.sgd.clipping import Automatic, Flat, PerLayer, clipped_sum
-from terrine.sgd.correlated import Banded
 from terrine.sgd.layers import fix, validate
-from terrine.sgd.metrics import Metric
+from terrine.sgd.metrics import Budgeted, Metric, PublicValidation
 from terrine.sgd.optimizers import Average, CorrectedAdam
-from terrine.sgd.plan import Plan
+from terrine.sgd.plan import Adaptive, Plan, Stages
+from terrine.sgd.run import PrivateStep, PrivateSteps
 from terrine.sgd.sampling import CyclicPoisson, FixedOrder, FixedSize, Poisson, Shuffled
-from terrine.sgd.schedules import Adaptive, Stages
-from terrine.sgd.steps import PrivateStep, PrivateSteps, private_steps
+from terrine.sgd.steps import private_steps
 from terrine.sgd.trainer import Trainer
-from terrine.sgd.validation import Budgeted, PublicValidation
 
 if TYPE_CHECKING:
-    from terrine.sgd.classifier import PrivateClassifier
-    from terrine.sgd.regressor import PrivateRegressor
+    from terrine.sgd.sklearn import PrivateClassifier, PrivateRegressor
 
 __all__ = [
     "Adaptive",
@@ -68,11 +66,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "PrivateClassifier":  # the only part that needs scikit-learn
-        from terrine.sgd.classifier import PrivateClassifier
+        from terrine.sgd.sklearn import PrivateClassifier
 
         return PrivateClassifier
     if name == "PrivateRegressor":
-        from terrine.sgd.regressor import PrivateRegressor
+        from terrine.sgd.sklearn import PrivateRegressor
 
         return PrivateRegressor
     raise AttributeError(f"module 'terrine.sgd' has no attribute {name!r}")

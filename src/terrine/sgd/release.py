@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from terrine.common.correlated import CorrelatedNoise
 from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument
 from terrine.sgd import distributed, sharding
 from terrine.sgd.clipping import Clipped, ClippingRule
-from terrine.sgd.clipping.policy import refuse_strange
-from terrine.sgd.correlated import CorrelatedNoise
-from terrine.sgd.plan import Plan
-from terrine.sgd.schedules import Adaptive
+from terrine.sgd.clipping.sums import refuse_strange
+from terrine.sgd.plan import Adaptive, Plan
 
 
 class StepRelease:

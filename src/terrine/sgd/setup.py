@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping.examples import trained
+from terrine.sgd.clipping.functions import trained
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -34,11 +34,12 @@ from terrine.sgd.clipping import Clipper
 from terrine.sgd.dataset import Collate, RowReader
 from terrine.sgd.devices import find_device, move_batch
 from terrine.sgd.loss import Loss, as_loss, average_views, call_model
+from terrine.sgd.metrics import Best, Budgeted, PublicValidation, are_classes, right
 from terrine.sgd.optimizers import Average
 from terrine.sgd.plan import Plan
+from terrine.sgd.run import PrivateStep, PrivateSteps
 from terrine.sgd.setup import unwrap
-from terrine.sgd.steps import PrivateStep, PrivateSteps, start
-from terrine.sgd.validation import Best, Budgeted, PublicValidation, are_classes, right
+from terrine.sgd.steps import start
 
 
 @dataclass(frozen=True)

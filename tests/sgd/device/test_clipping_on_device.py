@@ -15,10 +15,10 @@ from torch import nn
 
 from terrine import sgd
 from terrine.common import generators
-from terrine.sgd.clipping import ghost, tied
+from terrine.sgd.clipping import contribution, ghost
 from terrine.sgd.clipping.alone import way_of
+from terrine.sgd.metrics import Budgeted, PublicValidation
 from terrine.sgd.optimizers import Average
-from terrine.sgd.validation import Budgeted, PublicValidation
 
 from ..helpers import distance
 from . import pretend
@@ -380,7 +380,7 @@ def poor(there, monkeypatch):
         return torch.float32 if tensor.device.type == there.type else torch.float64
 
     monkeypatch.setattr(ghost, "widest", widest)
-    monkeypatch.setattr(tied, "widest", widest)
+    monkeypatch.setattr(contribution, "widest", widest)
     with pretend.without_float64():
         yield there
 

@@ -26,7 +26,8 @@ from terrine.integrations.accelerate import find_precision
 from terrine.integrations.huggingface.arguments import TextCollator, check_arguments, check_collator
 from terrine.receipts import Charged
 from terrine.sgd import Checkpoint, Plan, PrivateSteps, validate
-from terrine.sgd.steps import epsilon_so_far, start
+from terrine.sgd.run import epsilon_so_far
+from terrine.sgd.steps import start
 from terrine.sgd.trainer import epsilon_text
 
 KEPT = "_private_run.pt"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from terrine.sgd.clipping.clipper import Clipper, clipped_sum
-from terrine.sgd.clipping.policy import Automatic, ClippingRule, Flat, PerLayer
-from terrine.sgd.clipping.summing import Clipped
+from terrine.sgd.clipping.sums import Automatic, Clipped, ClippingRule, Flat, PerLayer
 
 __all__ = ["Automatic", "Clipped", "Clipper", "ClippingRule", "Flat", "PerLayer", "clipped_sum"]

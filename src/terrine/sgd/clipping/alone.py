@@ -8,15 +8,19 @@ What vmap cannot run is run one example after the other, by plain autograd:
     lifted      the same for programs that write into tensors they make
     shielded    the same for models with gradient checkpointing
     one by one  anything
+
+A microbatch costs a fixed amount, the recording and one pass over the sums, so larger is better until its activations,
+and the per-example gradients that some layers keep, take more memory than the plain step would.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,15 +28,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from terrine.common import generators
 from terrine.errors import InvalidArgument, TerrineError
-from terrine.sgd.clipping.microbatches import Cost
 from terrine.sgd.clipping.recording import Divided, Escaped, Recording
 from terrine.sgd.clipping.use import Unfollowed
 
 log = logging.getLogger("terrine.sgd")
+
+FIRST = 4  # examples that are tried
+LEAST, MOST = 64 << 20, 320 << 20  # bytes of one microbatch
+KEPT = 48 << 20  # bytes of one whose kept gradients are many
+SHARE = 0.85  # of what the plain step would keep
+RECORDED, PASSES = 40 << 20, 8  # bytes that are worth a microbatch of a loop, alone and for each byte of parameters
+WAITING = 0.36  # of what the whole lot of a loop takes
+SLACK = 1.1  # a lot that is only a little larger than one microbatch is not cut
+
+Cost = tuple[float, float]
+"""Bytes of one example's activations, and of its gradients that are kept."""
 
 _CHECKPOINTED = "terrine: saved tensors are recomputed"
 _SHARED = "doesn't match the broadcast shape"  # of a tensor that is written to, and that all examples share
@@ -237,28 +250,27 @@ def _has_reentry(value: Tensor) -> bool:
     return False
 
 
-def flatten_batch(batch: Any) -> tuple[list[Any], Any, int]:
-    """Return the leaves of a batch, how they are nested, and how many examples it has.
+def cut(size: int, cost: Cost, parameters: Mapping[str, nn.Parameter], memory: float = math.inf) -> list[int]:
+    """The sizes of a lot's microbatches, each of which goes forward and backward before the next."""
+    activations, gradients = cost
+    least = LEAST if gradients <= 0.3 * activations else KEPT
+    target = min(max(least, SHARE * activations * size), MOST) + 2 * _bytes(parameters)
+    return _evenly(size, min(target, memory) / max(activations + gradients, 1.0))
 
-    Raises: InvalidArgument where it holds something else than tensors with as many rows.
-    """
-    if hasattr(batch, "keys") and not isinstance(batch, dict):  # such as transformers' BatchEncoding
-        batch = {name: batch[name] for name in batch.keys()}  # noqa: SIM118
-    leaves, nesting = pytree.tree_flatten(batch)
-    strange = sorted(
-        {type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor | bool | int | float | None)}
-    )
-    if strange:
-        raise InvalidArgument(
-            f"a batch with {', '.join(strange)}: every example would see those of all; want tensors, such as texts as "
-            "token ids, or a collate function that makes them"
-        )
-    shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
-    if not shapes:
-        raise InvalidArgument(f"a batch of type {type(batch).__name__} without tensors: want some, examples first")
-    if len({shape[:1] for shape in shapes}) > 1 or not shapes[0]:
-        raise InvalidArgument(
-            f"a batch of tensors of shapes {shapes}: want a first dimension that counts examples in each; what all "
-            "examples share belongs into the model, as a buffer"
-        )
-    return leaves, nesting, shapes[0][0]
+
+def cut_loop(size: int, cost: Cost, parameters: Mapping[str, nn.Parameter]) -> list[int]:
+    """The same where all microbatches go forward before any goes backward: all activations wait anyhow."""
+    activations = max(cost[0], 1.0)
+    return _evenly(size, max(RECORDED + PASSES * _bytes(parameters), WAITING * activations * size) / activations)
+
+
+def _evenly(size: int, most: float) -> list[int]:
+    """`size` examples in parts of about at most `most`, about equally large."""
+    if size <= SLACK * most:
+        return [size]
+    parts = math.ceil(size / max(most, 1.0))
+    return [size * (place + 1) // parts - size * place // parts for place in range(parts)]
+
+
+def _bytes(parameters: Mapping[str, nn.Parameter]) -> int:
+    return sum([one.numel() * one.element_size() for one in parameters.values()])

@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from terrine import check
 from terrine.common import generators
 from terrine.errors import InvalidArgument, TerrineError
 from terrine.sgd.clipping import rules as _rules  # noqa: F401  registers every rule
 from terrine.sgd.clipping.alone import (
-    flatten_batch,
+    FIRST,
+    cut,
     group_by_answer,
     is_out_of_memory,
     run_alone,
@@ -36,18 +36,15 @@ from terrine.sgd.clipping.alone import (
     take_gradients,
     way_of,
 )
-from terrine.sgd.clipping.examples import trained
-from terrine.sgd.clipping.microbatches import FIRST, cut
-from terrine.sgd.clipping.policy import ClippingRule, as_rule, refuse_strange
+from terrine.sgd.clipping.batch import Rows, as_slice, check_people, flatten_batch, group_by_rows
+from terrine.sgd.clipping.functions import check_hooks, trained
 from terrine.sgd.clipping.recording import Divided, Recording
 from terrine.sgd.clipping.state import Reachable, Watch, caller, check_state
-from terrine.sgd.clipping.summing import Clipped, ClippedSums
+from terrine.sgd.clipping.sums import Clipped, ClippedSums, ClippingRule, as_rule, refuse_strange
 from terrine.sgd.clipping.use import ANCHOR, Unfollowed
+from terrine.sgd.devices import full_precision
 from terrine.sgd.layers import validate
 from terrine.sgd.loss import Loss, as_loss
-from terrine.sgd.precision import full_precision
-
-Metric = Callable[[nn.Module, Any], Tensor]
 
 
 def clipped_sum(
@@ -156,7 +153,7 @@ class Clipper:
                     for leaf in leaves
                 ]
                 try:
-                    self._try_out(_Rows(made_up, nesting))
+                    self._try_out(Rows(made_up, nesting))
                     return
                 except TerrineError:
                     self.calls = 0
@@ -171,7 +168,7 @@ class Clipper:
                 "want a function of (model, batch) for a batch of one, or a criterion"
             ) from failures[-1]
 
-    def _try_out(self, rows: _Rows) -> None:
+    def _try_out(self, rows: Rows) -> None:
         self._check_loss(rows)
         for is_first in (True, False):  # in which a program may find something out, and keep that
             reachable = None if is_first else Reachable(self._roots)
@@ -181,7 +178,7 @@ class Clipper:
                 raise failure
             check_state(reachable)
 
-    def _check_loss(self, rows: _Rows) -> None:
+    def _check_loss(self, rows: Rows) -> None:
         """Refuse a loss that is none, or that the model has no part in."""
         watch, before = Recording({}, 1, reads_values=True), generators.states(self._device)
         try:
@@ -204,7 +201,7 @@ class Clipper:
         Raises: InvalidArgument where the program keeps something of an example.
         """
         leaves, nesting, size = flatten_batch(batch)
-        people = None if rows is None else _check_people(rows, size)
+        people = None if rows is None else check_people(rows, size)
         units = size if people is None else len(people)
         sums = ClippedSums(self.parameters)
         self.losses = torch.zeros(units, device=self._device)
@@ -215,10 +212,10 @@ class Clipper:
         self.calls += 1
         norms, losses, order = [], [], []
         with self._watch.watching(always=self._reads_values):
-            for each, who, starts in _by_rows(people, size):
+            for each, who, starts in group_by_rows(people, size):
                 for some in self._cut(who, each, leaves, nesting):
                     which = (starts[some].unsqueeze(1) + torch.arange(each)).flatten()
-                    part = self._microbatch(_Rows(leaves, nesting, _as_slice(which)), each, sums, rule)
+                    part = self._microbatch(Rows(leaves, nesting, as_slice(which)), each, sums, rule)
                     norms.append(part[0])
                     losses.append(part[1])
                     order.append(who[some] if people is not None else some)
@@ -231,26 +228,24 @@ class Clipper:
 
         Raises: what one of them raised.
         """
-        failure, all_failed = self.failure, self._failed == self._units > 0
+        failure, failed, units = self.failure, self._failed, self._units
         self.failure, self._failed, self._units = None, 0, 0
-        if failure is not None and all_failed:
+        if failure is not None and failed == units:
             raise failure
 
-    def measure(self, metric: Metric, batch: Any) -> Tensor:
+    def measure(self, metric: Callable[[nn.Module, Any], Tensor], batch: Any) -> Tensor:
         """Return a metric's value for every example alone, without gradients."""
         leaves, nesting, size = flatten_batch(batch)
-        rows = _Rows(leaves, nesting)
+        rows = Rows(leaves, nesting)
         values = [
             run_each(
                 lambda *row: torch.as_tensor(metric(self.model, rows.nest(row))).float().mean(),
-                _Rows(leaves, nesting, slice(start, start + _AT_ONCE)).tensors,
+                Rows(leaves, nesting, slice(start, start + _AT_ONCE)).tensors,
                 reads_values=self._reads_values,
             )
             for start in range(0, size, _AT_ONCE)
         ]
         return torch.cat([torch.zeros(0, device=self._device), *values])
-
-    # -- microbatches ----------------------------------------------------------------------------------
 
     def _cut(self, who: Tensor, each: int, leaves: list[Any], nesting: Any) -> Iterable[Tensor]:
         """Cut these units, of `each` rows, into microbatches: by what a few made-up rows take."""
@@ -262,7 +257,7 @@ class Clipper:
         if self._most is None:
             key = tuple(leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor))
             if key not in self._way.costs and not self._way.one_by_one:
-                first = _Rows(leaves, nesting, slice(0, FIRST))
+                first = Rows(leaves, nesting, slice(0, FIRST))
                 with generators.replayed(self._device):
                     self._microbatch(first, 1, ClippedSums(self.parameters), as_rule(1.0))
             activations, gradients = self._way.costs.get(key, (0.0, 0.0))
@@ -270,7 +265,7 @@ class Clipper:
         return list(torch.split(every, sizes))
 
     def _microbatch(
-        self, rows: _Rows, each: int, sums: ClippedSums, rule: ClippingRule, *, is_trial: bool = False
+        self, rows: Rows, each: int, sums: ClippedSums, rule: ClippingRule, *, is_trial: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Add the clipped gradients of these units, of `each` rows, to the sums; return their norms and losses.
 
@@ -297,7 +292,7 @@ class Clipper:
         parts = (rows.select(torch.arange(rows.size)[part]) for part in (slice(half), slice(half, None)))
         return _join([self._microbatch(part, each, sums, rule) for part in parts])
 
-    def _together(self, rows: _Rows, each: int, sums: ClippedSums, rule: ClippingRule) -> tuple[Tensor, Tensor]:
+    def _together(self, rows: Rows, each: int, sums: ClippedSums, rule: ClippingRule) -> tuple[Tensor, Tensor]:
         size, way = rows.size, self._way
         recording = Recording(
             self.parameters, size, each=each, lifted=way.lifted, shielded=way.shielded, reads_values=self._reads_values
@@ -338,7 +333,7 @@ class Clipper:
             )
 
     def _apart(
-        self, rows: _Rows, parts: list[Tensor], alone: list[Tensor], each: int, sums: ClippedSums, rule: ClippingRule
+        self, rows: Rows, parts: list[Tensor], alone: list[Tensor], each: int, sums: ClippedSums, rule: ClippingRule
     ) -> tuple[Tensor, Tensor]:
         """Units that answer Python's questions alike, group by group, and the others one by one."""
         results = [self._microbatch(rows.select(part), each, sums, rule) for part in parts]
@@ -348,7 +343,7 @@ class Clipper:
         norms, values = _join(results)
         return norms.index_select(0, place), values.index_select(0, place)
 
-    def _alone(self, rows: _Rows, sums: ClippedSums, rule: ClippingRule) -> tuple[Tensor, Tensor]:
+    def _alone(self, rows: Rows, sums: ClippedSums, rule: ClippingRule) -> tuple[Tensor, Tensor]:
         """Add one unit's clipped gradient, the mean over its rows, by plain autograd; return its norm and loss."""
         each, totals, values = rows.size, dict[str, Tensor](), list[Tensor]()
         try:
@@ -368,7 +363,7 @@ class Clipper:
             norm = sums.add_rows(gradients, rule) if gradients else torch.zeros(1, device=self._device)
         return norm, torch.stack(values[-each:]).mean(0, keepdim=True)
 
-    def _take_gradients(self, rows: _Rows, index: int, values: list[Tensor]) -> dict[str, Tensor]:
+    def _take_gradients(self, rows: Rows, index: int, values: list[Tensor]) -> dict[str, Tensor]:
         """One row's gradients by parameter name; its loss is appended to `values`."""
         watch, before = Recording({}, 1, reads_values=self._reads_values), generators.states(self._device)
 
@@ -387,7 +382,7 @@ class Clipper:
         pairs = zip(self.parameters, gradients, strict=False)
         return {name: gradient for name, gradient in pairs if gradient is not None}
 
-    def _loss_of(self, rows: _Rows, *row: Tensor) -> Tensor:
+    def _loss_of(self, rows: Rows, *row: Tensor) -> Tensor:
         """The loss of a batch of one."""
         half = torch.autocast(self._device.type, dtype=torch.bfloat16) if self._half else nullcontext()
         with half:
@@ -397,34 +392,6 @@ class Clipper:
         return value.sum()
 
 
-class _Rows:
-    """Some rows of a batch, whose leaves are those of the whole batch."""
-
-    def __init__(self, leaves: list[Any], nesting: Any, which: slice | Tensor = slice(None)) -> None:
-        self._leaves, self._nesting = leaves, nesting
-        held = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
-        self.tensors = [leaf[which if isinstance(which, slice) else which.to(leaf.device)] for leaf in held]
-        self.size = len(self.tensors[0])
-        self.key = tuple(leaf.shape[1:] for leaf in self.tensors)
-
-    def take(self, index: int) -> list[Tensor]:
-        """One row of every tensor, in memory of its own."""
-        return [tensor[index].clone() for tensor in self.tensors]
-
-    def select(self, which: Tensor) -> _Rows:
-        """Some of these rows."""
-        rows = iter(self.tensors)
-        leaves = [next(rows) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-        return _Rows(leaves, self._nesting, _as_slice(which))
-
-    def nest(self, row: Sequence[Tensor]) -> Any:
-        """One row of every tensor as a batch of one."""
-        parts = iter(row)
-        return pytree.tree_unflatten(
-            [next(parts).unsqueeze(0) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves], self._nesting
-        )
-
-
 _AT_ONCE = 256  # examples that a metric is measured on at a time
 _MISTAKES = (TypeError, AttributeError, NameError, KeyError, NotImplementedError, ImportError, RuntimeError)
 
@@ -432,43 +399,3 @@ _MISTAKES = (TypeError, AttributeError, NameError, KeyError, NotImplementedError
 def _join(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     norms, values = (torch.cat(column) for column in zip(*results, strict=True))
     return norms, values
-
-
-def check_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuse parameters that somebody listens to: a hook would see, and could change, single examples' gradients.
-
-    Raises: InvalidArgument
-    """
-    heard = [name for name, parameter in parameters.items() if getattr(parameter, "_backward_hooks", None)]
-    if heard:
-        raise InvalidArgument(
-            f"{heard[0]}: a hook on the parameter would see single examples' gradients; want it removed, and the noisy "
-            "gradient read from .grad"
-        )
-
-
-def _by_rows(people: Sequence[int] | None, size: int) -> list[tuple[int, Tensor, Tensor]]:
-    """Units with equally many rows: how many, which units, and where each one's rows begin."""
-    if people is None:
-        return [(1, torch.arange(size), torch.arange(size))]
-    counts = torch.tensor(people)
-    starts = counts.cumsum(0) - counts
-    groups = [(each, (counts == each).nonzero().flatten()) for each in dict.fromkeys(people)]
-    return [(each, who, starts[who]) for each, who in groups]
-
-
-def _check_people(rows: Sequence[int], size: int) -> list[int]:
-    """How many rows each person has.
-
-    Raises: InvalidArgument where they are not those of the batch.
-    """
-    counts = [check.whole("rows", count) for count in rows]
-    if sum(counts) != size:
-        raise InvalidArgument(f"rows: {sum(counts)} in all for a batch of {size}; want every row to be somebody's")
-    return counts
-
-
-def _as_slice(which: Tensor) -> slice | Tensor:
-    """Indices that follow each other as a slice, which copies nothing."""
-    first, last = int(which[0]), int(which[-1])
-    return slice(first, last + 1) if last - first == len(which) - 1 and bool((which.diff() == 1).all()) else which

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup
+from terrine.sgd.clipping.contribution import Contribution, Dense, Lookup, combined
 from terrine.sgd.clipping.ghost import squared_norms, wide
-from terrine.sgd.clipping.tied import combined
 
 
 @dataclass(eq=False, slots=True)

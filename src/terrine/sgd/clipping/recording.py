@@ -26,14 +26,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping.contribution import Contribution, Dense, kept_bytes
-from terrine.sgd.clipping.examples import keeps_what_it_sees, tensors
-from terrine.sgd.clipping.ghost import wide
-from terrine.sgd.clipping.parameter_view import ParameterView, is_view, merged, settle, shares_memory
+from terrine.sgd.clipping import functions
+from terrine.sgd.clipping.contribution import Contribution, kept_bytes
+from terrine.sgd.clipping.derived import copy_parameters, copy_view, derive
+from terrine.sgd.clipping.functions import tensors
+from terrine.sgd.clipping.parameter_view import ParameterView, merged, settle
 from terrine.sgd.clipping.state import caller
 from terrine.sgd.clipping.substitutes import INSTEAD, argument_at, tensor_places
 from terrine.sgd.clipping.use import COMPOSED, RULES, AllExamples, Found, Rule, Unfollowed, Use, listen
-from terrine.sgd.precision import exact
+from terrine.sgd.devices import exact
 
 
 class Divided(Exception):
@@ -78,11 +79,11 @@ class Recording(TorchFunctionMode):
         self.rows = 0  # of per-example gradients that are kept
         self.escaped: Escaped | None = None
         self._overwritten: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that outlive the program, and their numbers
-        self._roots = {name: ParameterView(p.detach(), p, name) for name, p in parameters.items()}
-        self._views: dict[int, ParameterView] = {id(root.graph): root for root in self._roots.values()}
-        self._made: list[ParameterView] = []
-        self._copies: dict[int, Tensor] = {}  # by view: the examples' own copies
-        self._counted: set[int] = set()  # views whose copies were used in this pass
+        self.roots = {name: ParameterView(p.detach(), p, name) for name, p in parameters.items()}
+        self.views: dict[int, ParameterView] = {id(root.graph): root for root in self.roots.values()}
+        self.derived: list[ParameterView] = []
+        self.copies: dict[int, Tensor] = {}  # by view: the examples' own copies
+        self.counted: set[int] = set()  # views whose copies were used in this pass
         self._squares: dict[str, Tensor] = {}
         self._key = object()
         self._marker: Tensor | None = None
@@ -90,15 +91,15 @@ class Recording(TorchFunctionMode):
     def begin(self, marker: Tensor | None, row: Iterable[Any]) -> None:
         """A forward pass begins with these tensors of one example, whose number under vmap `marker` is."""
         self._marker = marker
-        self._copies.clear()
-        self._counted.clear()
+        self.copies.clear()
+        self.counted.clear()
         for tensor in tensors(row):
             self._tag(tensor)
 
     def as_own(self, value: Tensor) -> Tensor:
         """What the program returns, as every example's own: also where it is made of parameters alone."""
-        view = self._views.get(id(value)) if torch.is_grad_enabled() else None
-        return value if view is None else self._copy(view)
+        view = self.views.get(id(value)) if torch.is_grad_enabled() else None
+        return value if view is None else copy_view(self, view)
 
     def put_back(self) -> None:
         """Restore the tensors that the program wrote to and that outlive it."""
@@ -109,20 +110,18 @@ class Recording(TorchFunctionMode):
 
     def finish(self) -> tuple[dict[str, Contribution], dict[str, Tensor]]:
         """What every parameter's uses contribute, and its squared norms, by name; forgets both."""
-        settle(self._made, self.units)
+        settle(self.derived, self.units)
         contributions: dict[str, Contribution] = {}
         squares: dict[str, Tensor] = {}
-        for name, root in self._roots.items():
+        for name, root in self.roots.items():
             if root.contributions or any(view.contributions for view in root.views):
                 contributions[name] = part = merged(root)
                 known = self._squares.get(name) if root.simple else None
                 squares[name] = part.squares() if known is None else known
-        for view in (*self._roots.values(), *self._made):
+        for view in (*self.roots.values(), *self.derived):
             view.contributions, view.views = [], []  # whoever adds them up may let go of them one by one
-        self._copies.clear()
+        self.copies.clear()
         return contributions, squares
-
-    # -- every call ------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -137,67 +136,69 @@ class Recording(TorchFunctionMode):
         name = func.__name__
         if name == "__get__":
             name = getattr(func.__self__, "__name__", "")
-            if name == "requires_grad" and self._marker is not None and self._own([args[0]]):
+            if name == "requires_grad" and self._marker is not None and self.is_of_examples([args[0]]):
                 return self._requires_grad(args[0])
-            if name not in _TURNS:
+            if name not in functions.TURNS:
                 return func(*args)
-        elif name in _METADATA:
+        elif name in functions.METADATA:
             return func(*args, **kwargs)
         given = tensors(args)
         if kwargs:
             given += tensors(kwargs.values())
         if self.shielded:
-            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+            with torch.autograd.graph.saved_tensors_hooks(functions.return_same, functions.return_same):
                 return self._called(func, name, args, kwargs, given)
         return self._called(func, name, args, kwargs, given)
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
-        own = self._own(given)
-        if own and name in _VALUES:
+        own = self.is_of_examples(given)
+        if own and name in functions.VALUES:
             self._refuse_reading(name)
-        if own and name in _MEMORY and self._marker is not None:
+        if own and name in functions.MEMORY and self._marker is not None:
             raise Unfollowed(f"{name}: memory that all examples would share")
-        if name == "__set__" or (name == "requires_grad_" and not _is_transformed(args[0])):
+        if name == "__set__" or (name == "requires_grad_" and not functions.is_transformed(args[0])):
             self._refuse_setting(args[0])
-        if name != "batch_norm" and (kept := keeps_what_it_sees(name, args, kwargs)):
+        if name != "batch_norm" and (kept := functions.keeps_what_it_sees(name, args, kwargs)):
             raise InvalidArgument(f"{name}: {kept}, which no noise protects; want it without")
-        if own and (name in _TRUTHS or name in _VALUES):
+        if own and (name in functions.TRUTHS or name in functions.VALUES):
             return self._answer(func, args, kwargs)
         if name == "backward" and own:
             raise InvalidArgument(
                 f"{caller()}: backward() inside the loss; want the loss returned, whose gradient is clipped here"
             )
-        if own and name in _HOOKS and self._marker is not None:
+        if own and name in functions.HOOKS and self._marker is not None:
             raise Unfollowed(f"{name}: hooks see one example at a time")
         if torch.is_grad_enabled():
-            views = self._views
+            views = self.views
             for tensor in given:
                 if id(tensor) in views:
                     return self._used(func, name, args, kwargs)
-        if _writes(name) or "out" in kwargs:
+        if functions.writes_in_place(name) or "out" in kwargs:
             self._keep_numbers(tensors((args[:1], kwargs.get("out"))), own)
         result = self._computed(func, args, kwargs)
-        if not own and name in _FACTORIES:
-            if self._marker is not None and name in _DRAWS:
+        if not own and name in functions.FACTORIES:
+            if self._marker is not None and name in functions.DRAWS:
                 own = True
             elif self._marker is not None and self.lifted:
                 result, own = self._lift(result), True
             else:
                 self._make(result)
-        elif not own and name != "data" and not _shares_memory(result, given, self._key):
+        elif not own and name != "data" and not functions.shares_older_memory(result, given, self._key):
             self._make(result)
-        return self._kept(result) if own else result
+        return self.tag_own(result) if own else result
 
     def _refuse_reading(self, name: str) -> None:
         if not self.reads_values:
             raise InvalidArgument(
-                f"{caller()}: {_SPOKEN.get(name, name + '()')} reads an example's number into Python, where nothing "
-                "follows it; want a tensor operation, or reads_values=True where the program keeps nothing of it"
+                f"{caller()}: {functions.SPOKEN.get(name, name + '()')} reads an example's number into Python, where "
+                "nothing follows it; want a tensor operation, or reads_values=True where the program keeps nothing"
             )
 
     def _outlives(self, tensor: Tensor) -> bool:
         """Whether a tensor was there before the program, and will be after it."""
-        return self._key is not getattr(tensor, _TAG, None) and self._key is not getattr(tensor, _MADE, None)
+        return self._key is not getattr(tensor, functions.TAG, None) and self._key is not getattr(
+            tensor, functions.MADE, None
+        )
 
     def _keep_numbers(self, targets: list[Tensor], own: bool) -> None:
         """Keep the numbers of tensors that are about to be written to, and that outlive the program."""
@@ -208,14 +209,14 @@ class Recording(TorchFunctionMode):
                         f"{caller()}: writes an example into a tensor that outlives it, such as a buffer, which no "
                         "noise protects; want a program that leaves its buffers alone"
                     )
-                if _is_transformed(target):
+                if functions.is_transformed(target):
                     raise Unfollowed("a tensor inside a transform of torch.func is written to")
                 self._overwritten.setdefault(id(target), (target, target.detach().clone()))
 
     def _make(self, result: Any) -> None:
         """Note that tensors were made for this example, without vmap, and may be written to."""
         for one in tensors((result,)):
-            one.__dict__[_MADE] = self._key
+            one.__dict__[functions.MADE] = self._key
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         instead = INSTEAD.get(func)
@@ -226,14 +227,14 @@ class Recording(TorchFunctionMode):
         """Whether there is but one example, without vmap."""
         return self._marker is None
 
-    def _own(self, given: list[Tensor]) -> bool:
+    def is_of_examples(self, given: list[Tensor]) -> bool:
         """Whether one of the tensors comes from the examples under way.
 
         Raises: InvalidArgument where one comes from others.
         """
         found = False
         for tensor in given:
-            key = getattr(tensor, _TAG, None)
+            key = getattr(tensor, functions.TAG, None)
             if key is not None:
                 if key is not self._key:
                     raise InvalidArgument(
@@ -244,9 +245,9 @@ class Recording(TorchFunctionMode):
         return found
 
     def _tag(self, tensor: Tensor) -> None:
-        tensor.__dict__[_TAG] = self._key
+        tensor.__dict__[functions.TAG] = self._key
 
-    def _kept(self, result: Any) -> Any:
+    def tag_own(self, result: Any) -> Any:
         if isinstance(result, Tensor):
             self._tag(result)
         elif isinstance(result, tuple | list | dict):
@@ -261,8 +262,6 @@ class Recording(TorchFunctionMode):
                 f"{caller()}: sets the data, the gradient or requires_grad of a parameter, a buffer or another tensor "
                 "that outlives the program; want that done before the run, and numbers written by copy_()"
             )
-
-    # -- leaving vmap ----------------------------------------------------------------------------------
 
     def all_examples(self, compute: Callable[[int, list[Tensor], list[bool]], Any], *given: Tensor) -> Any:
         """What `compute` makes of the tensors of all examples, examples first, as a tensor of each."""
@@ -317,34 +316,37 @@ class Recording(TorchFunctionMode):
         lifted: Tensor = self.all_examples(own, made)
         return lifted
 
-    # -- a call with a parameter -----------------------------------------------------------------------
-
     def _used(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if not self._own([one for one in (*tensors(args), *tensors(kwargs.values())) if id(one) not in self._views]):
-            return self._derive(func, name, args, kwargs)
+        if not self.is_of_examples(
+            [one for one in (*tensors(args), *tensors(kwargs.values())) if id(one) not in self.views]
+        ):
+            return derive(self, func, name, args, kwargs)
         if func in COMPOSED:
-            return self._kept(COMPOSED[func](self, *args, **kwargs))
+            return self.tag_own(COMPOSED[func](self, *args, **kwargs))
         rule = RULES.get(func)
         if rule is not None:
-            params, batched = self._places(args, kwargs)
+            params, batched = self.find_parameters(args, kwargs)
             use = Use(func, args, kwargs, params, self.units)
-            if rule.fits(use, batched) and (name not in _PRODUCTS or _is_matrix(params)):
-                return self._kept(self._ruled(rule, use))
-        return self._own_copies(func, args, kwargs)
+            if rule.fits(use, batched) and (name not in functions.PRODUCTS or functions.is_matrix(params)):
+                return self.tag_own(self._ruled(rule, use))
+        return self.call_with_copies(func, args, kwargs)
 
-    def _own_copies(self, func: Any, args: Any, kwargs: Any) -> Any:
-        args, kwargs = tuple(map(self._copied, args)), {key: self._copied(value) for key, value in kwargs.items()}
-        return self._kept(self._computed(func, args, kwargs))
+    def call_with_copies(self, func: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = (
+            tuple(copy_parameters(self, value) for value in args),
+            {key: copy_parameters(self, value) for key, value in kwargs.items()},
+        )
+        return self.tag_own(self._computed(func, args, kwargs))
 
-    def _places(self, args: Any, kwargs: Any) -> tuple[dict[int | str, ParameterView], set[int | str]]:
+    def find_parameters(self, args: Any, kwargs: Any) -> tuple[dict[int | str, ParameterView], set[int | str]]:
         """Which arguments are parameters, and which are of the examples."""
         params: dict[int | str, ParameterView] = {}
         batched: set[int | str] = set()
         for place, value in (*enumerate(args), *kwargs.items()):
-            view = self._views.get(id(value))
+            view = self.views.get(id(value))
             if view is not None:
                 params[place] = view
-            elif self._own(tensors((value,))):
+            elif self.is_of_examples(tensors((value,))):
                 batched.add(place)
         return params, batched
 
@@ -362,13 +364,13 @@ class Recording(TorchFunctionMode):
             found = dict(zip(places, physical, strict=True))
             use.args = tuple(found.get(place, value) for place, value in enumerate(args))
             use.kwargs = {key: found.get(key, value) for key, value in kwargs.items()}
-            out = self._recorded(rule.forward(use), use, rule)
+            out = self.record_output(rule.forward(use), use, rule)
             return out.unflatten(0, (self.examples, -1)) if use.folded else out
 
         out: Tensor = self.all_examples(compute, *given)
         return out
 
-    def _recorded(self, out: Tensor, use: Use, rule: Rule) -> Tensor:
+    def record_output(self, out: Tensor, use: Use, rule: Rule) -> Tensor:
         """`out`, listened to; `use` is forgotten once it was heard."""
         for view in set(use.params.values()):
             view.uses += 1
@@ -385,147 +387,12 @@ class Recording(TorchFunctionMode):
                 raise Unfollowed("an input of a layer was changed in place after its use; use the out-of-place form")
         versions.clear()
         with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False), exact():
-            self._add(rule.contributions(use, gradient))
+            self.add_contributions(rule.contributions(use, gradient))
         use.args, use.kwargs = (), {}
 
-    def _add(self, found: Found) -> None:
+    def add_contributions(self, found: Found) -> None:
         for view, contribution in found:
             view.contributions.append(contribution)
             if view.simple:
                 self._squares[view.name] = contribution.squares()
             self.rows += kept_bytes(contribution)
-
-    # -- every example's own copy ----------------------------------------------------------------------
-
-    def _copied(self, value: Any) -> Any:
-        """`value` with parameters as the example's own copies."""
-        if isinstance(value, Tensor):
-            view = self._views.get(id(value))
-            return value if view is None else self._copy(view)
-        return type(value)([self._copied(one) for one in value]) if type(value) in (list, tuple) else value
-
-    def _copy(self, view: ParameterView) -> Tensor:
-        if id(view) not in self._copies:
-            small = [root for root in self._roots.values() if root.value.dim() < 2 and id(root) not in self._copies]
-            views = [view, *(root for root in small if root is not view)] if view.value.dim() < 2 else [view]
-
-            def compute(n: int, physical: list[Tensor], _: list[bool]) -> tuple[Tensor, ...]:
-                return tuple(
-                    listen(value.expand(n, *value.shape), partial(self._hear_copy, one))
-                    for one, value in zip(views, physical, strict=True)
-                )
-
-            made: Any = self.all_examples(compute, *[one.value for one in views])  # leaving vmap is dear: once for all
-            self._copies.update({id(one): self._kept(copy) for one, copy in zip(views, made, strict=True)})
-        found = self._copies[id(view)]
-        if id(view) not in self._counted:
-            self._counted.add(id(view))
-            view.uses += 1
-        return found
-
-    def _hear_copy(self, view: ParameterView, gradient: Tensor) -> None:
-        self._add([(view, Dense(wide(gradient.detach())).of_units(self.units))])
-
-    # -- something made from parameters alone ----------------------------------------------------------
-
-    def _derive(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        found: list[ParameterView] = []
-
-        def graph(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                view = self._views.get(id(value))
-                if view is not None:
-                    found.append(view)
-                    return view.graph
-                return value
-            return type(value)(graph(item) for item in value) if type(value) in (list, tuple) else value
-
-        others = [one for one in tensors((*args, *kwargs.values())) if id(one) not in self._views]
-        if others and any(self.batched(others)):
-            raise Unfollowed(f"{name}: a parameter meets an example inside torch.func or a function of its own")
-        out = func(*(graph(a) for a in args), **{k: graph(a) for k, a in kwargs.items()})
-        if any(one.is_complex() and one.requires_grad for one in tensors((out,))):  # contributions are of real numbers
-            return self._own_copies(func, args, kwargs)
-        parents = tuple(dict.fromkeys(found))
-        if name == "embedding" and isinstance(out, Tensor) and len(parents) == 1 and kwargs.get("padding_idx") is None:
-            view = self._derived(out, parents)
-            view.tokens = args[0]
-            return view.value
-        if isinstance(out, Tensor):
-            return self._derived(out, parents).value if out.requires_grad else out
-        if isinstance(out, tuple | list) and all(isinstance(item, Tensor) and item.requires_grad for item in out):
-            return type(out)(self._derived(item, parents).value for item in out)
-        return out
-
-    def _derived(self, out: Tensor, parents: tuple[ParameterView, ...]) -> ParameterView:
-        base = parents[0]
-        root = base.parents[0] if is_view(base) else base
-        view = ParameterView(out.detach(), out, parents=parents)
-        if len(parents) == 1 and root.name and shares_memory(out, root.value):
-            view.parents = (root,)
-            root.views.append(view)
-        self._made.append(view)
-        self._views[id(view.value)] = view
-        for parent in view.parents:
-            parent.uses += 2  # what is derived is settled at the end, with its cross terms
-        return view
-
-
-def _is_matrix(params: dict[int | str, ParameterView]) -> bool:
-    return all(view.value.dim() == 2 for place, view in params.items() if place != 0) and len(params) <= 2
-
-
-def _shares_memory(result: Any, given: list[Tensor], key: object) -> bool:
-    """Whether a result lies in the memory of a tensor that was given and that this program has not made."""
-    older = [tensor for tensor in given if getattr(tensor, _MADE, None) is not key]
-    return any(new is tensor or _storage(new) is _storage(tensor) for new in tensors((result,)) for tensor in older)
-
-
-def _storage(tensor: Tensor) -> Any:
-    """The memory of a tensor; None of sparse ones, and of those inside the transforms of torch.func."""
-    try:
-        return tensor.untyped_storage()
-    except NotImplementedError:
-        return None
-
-
-def _is_transformed(tensor: Tensor) -> bool:
-    """Whether a tensor is one that a transform of torch.func, inside the program, has made."""
-    return tensor.layout is torch.strided and _storage(tensor) is None
-
-
-def _writes(name: str) -> bool:
-    plain = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
-    return plain or name == "__setitem__" or name.startswith("__i")
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-_TAG, _MADE = "_terrine_examples", "_terrine_made"
-_TURNS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # attributes that are functions of the tensor
-_METADATA = frozenset({"dim", "size", "__len__", "stride", "numel", "is_contiguous", "is_floating_point", "ndimension"})
-_HOOKS = frozenset({"register_hook", "retain_grad", "register_post_accumulate_grad_hook"})
-_PRODUCTS = frozenset({"matmul", "__matmul__", "mm", "addmm"})
-_MEMORY = frozenset({"numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "__reduce_ex__"})
-_MEMORY |= {"as_strided", "as_strided_", "as_strided_scatter", "set_"}
-_TRUTHS = frozenset({"__bool__", "__index__", "__contains__", "equal", "allclose", "is_nonzero"})
-_VALUES = frozenset({"item", "tolist", "__float__", "__int__", "__complex__", "__repr__", "__format__", "numpy"})
-_VALUES |= {"__array__", "__dlpack__", "__reduce_ex__"}
-_SPOKEN = {
-    "__float__": "float()",
-    "__int__": "int()",
-    "__complex__": "complex()",
-    "__array__": "numpy",
-    "numpy": "numpy",
-}
-_SPOKEN |= {"__repr__": "printing", "__format__": "printing", "__dlpack__": "dlpack", "__reduce_ex__": "pickling"}
-_DRAWS = frozenset(
-    {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "rand_like", "randn_like", "randint_like"}
-    | {"uniform", "exponential", "geometric", "cauchy", "log_normal", "random", "poisson", "multinomial"}
-)
-_FACTORIES = (
-    _DRAWS | {"zeros", "ones", "full", "empty", "tensor"} | {"zeros_like", "ones_like", "full_like", "empty_like"}
-)
-_FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty", "clone"}

@@ -36,7 +36,7 @@ _FOREIGN: tuple[str, ...] = ("torch", "numpy", "scipy", "sklearn", "terrine", "t
 _FOREIGN += ("lightning", "accelerate", "rich", "builtins", "functools", "typing", "collections", "logging", "abc")
 _FOREIGN += ("enum", "dataclasses", "torchmetrics")
 """Packages into whose functions and classes nobody looks; their objects' attributes are seen all the same."""
-_BOOKKEEPING = ("terrine.sgd.steps", "terrine.sgd.release", "terrine.sgd.clipping.clipper")
+_BOOKKEEPING = ("terrine.sgd.run", "terrine.sgd.release", "terrine.sgd.clipping.clipper")
 """Modules of the run itself, which its optimizer's hooks lead to and which goes on while examples run."""
 _PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device | torch.Size | slice | range
 _SMALL = 1 << 18  # numbers of a tensor that are compared; of a larger one, about as many

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from terrine.errors import InvalidArgument
-from terrine.sgd.clipping.examples import tensors
+from terrine.sgd.clipping.functions import tensors
 from terrine.sgd.clipping.state import caller
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _batch_norm(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Batch normalisation by statistics that are given; by those of examples it mixes them, by those of weights not."""
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     given = dict(zip(names, args, strict=False)) | kwargs
-    if not recording._own(tensors((*args, *kwargs.values()))):
+    if not recording.is_of_examples(tensors((*args, *kwargs.values()))):
         return func(*args, **kwargs)
     if given.get("training"):
         raise InvalidArgument(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from terrine.sgd.clipping.derived import copy_parameters
 from terrine.sgd.clipping.parameter_view import ParameterView
 from terrine.sgd.clipping.use import COMPOSED, RULES, Unfollowed, Use
 
@@ -54,12 +55,12 @@ def over_time(cell: Cell) -> Callable[..., Any]:
         if not isinstance(biased, bool):  # of a packed sequence, after its sizes and states, come the weights
             raise Unfollowed("recurrent layers on packed sequences have no rule")
         states = states if isinstance(states, list | tuple) else (states,)
-        params, batched = recording._places(tuple(weights), {})
+        params, batched = recording.find_parameters(tuple(weights), {})
         if batched:
             raise Unfollowed("recurrent layers whose weights are made from examples have no rule")
         ways = 2 if bidirectional else 1
         layer = len(weights) // (layers * ways)
-        given = [recording._copied(tensor) for tensor in (x, *states)]
+        given = [copy_parameters(recording, tensor) for tensor in (x, *states)]
         values = [params[place].value if place in params else weight for place, weight in enumerate(weights)]
 
         def compute(n: int, physical: list[Tensor], batched: list[bool]) -> tuple[Tensor, ...]:
@@ -120,7 +121,7 @@ class _Maps:
                 params[position] = self.params[place]
         use = Use(functional.linear, args, {}, params, self.recording.units)
         out = functional.linear(*args)
-        return self.recording._recorded(out, use, RULES[functional.linear]) if params else out
+        return self.recording.record_output(out, use, RULES[functional.linear]) if params else out
 
 
 COMPOSED[torch.lstm] = over_time(_lstm)
