@@ -262,6 +262,28 @@ def test_a_trainer_refuses_it(kind):
         trainer.fit(data)
 
 
+@pytest.mark.parametrize("kind", [List, ByItsShape, Flag])
+def test_a_metric_is_a_program_too(kind):
+    """What it kept of an example moved the next step's gradients by 37 bounds."""
+    keeper = kind()
+
+    def measure(model, batch):
+        keeper.keep(batch[0])
+        return batch[0].abs().max()
+
+    def loss(model, batch):
+        scale = 1e3 if keeper.seen or not keeper.training else 1.0
+        return functional.cross_entropy(model(batch[0]) / scale, batch[1])
+
+    model = nn.Linear(4, 3)
+    data, plan = (
+        (10 * torch.randn(12, 4), torch.arange(12) % 3),
+        whole_lots(12, steps=2, metrics=sgd.Metric("largest", 0.0, 1.0, function=measure)),
+    )
+    with pytest.raises(InvalidArgument, match=r"keeper\.\w+ changed while examples ran"):
+        run_loop(model, data, plan, loss=loss, optimizer=make_optimizer(model, 0.0), reads_values=True)
+
+
 class Remembers(nn.Module):
     def __init__(self):
         super().__init__()

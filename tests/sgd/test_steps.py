@@ -679,13 +679,13 @@ class TestMetrics:
 
     @pytest.mark.parametrize(("sampling", "reach"), [(sgd.Poisson(), 1.0), (sgd.FixedSize(), 2.0)])
     def test_their_noise_is_what_is_billed(self, small, sampling, reach):
-        """600 releases: a deviation that is 15% off would be noticed; false alarm below 1e-6."""
+        """300 releases: a deviation that is a fifth off would be noticed; false alarm below 1e-5."""
         metric = sgd.Metric("m", 0.0, 2.0, noise=3.0, function=lambda model, batch: 1.0 + 0.0 * batch[0][:, 0])
-        plan = make_plan(lot=6, noise=1.0, steps=600, metrics=metric, sampling=sampling)
+        plan = make_plan(lot=6, noise=1.0, steps=300, metrics=metric, sampling=sampling)
         model = nn.Linear(4, 3)
         values = [turn.step.metrics["m"] for turn in each_turn(model, small, plan)]
-        assert np.mean(values) == pytest.approx(1.0, abs=5 * 3.0 * reach / 6 / math.sqrt(600))
-        assert np.std(values) == pytest.approx(3.0 * reach / 6, rel=0.15)
+        assert np.mean(values) == pytest.approx(1.0, abs=5 * 3.0 * reach / 6 / math.sqrt(300))
+        assert np.std(values) == pytest.approx(3.0 * reach / 6, rel=0.2)
 
     def test_they_add_no_noise_and_take_none_from_the_gradients(self, small, linear):
         other = copy.deepcopy(linear)

@@ -143,9 +143,11 @@ def start(
         validate(bare)
         if clipper is None:
             assert loss is not None
+            programs = {"model": bare, "loss": loss} if roots is None else dict(roots)
+            programs |= {f"metric {metric.name!r}": metric.function for metric in plan.metrics}
             clipper = Clipper(
                 bare, loss, microbatch=microbatch, memory=memory, precision=precision, reads_values=reads_values,
-                roots=roots,
+                roots=programs,
             )  # fmt: skip
         refuse_strange(plan.clip_at(0, plan.first_bound), clipper.parameters)
         first = move_batch(reader.first(), home)

@@ -197,14 +197,15 @@ class Clipper:
         """Return a metric's value for every example alone, without gradients."""
         leaves, nesting, size = flatten_batch(batch)
         rows = Rows(leaves, nesting)
-        values = [
-            run_each(
-                lambda *row: torch.as_tensor(metric(self.model, rows.nest(row))).float().mean(),
-                Rows(leaves, nesting, slice(start, start + _AT_ONCE)).tensors,
-                reads_values=self._reads_values,
-            )
-            for start in range(0, size, _AT_ONCE)
-        ]
+        with self._watch.watching(always=self._reads_values):
+            values = [
+                run_each(
+                    lambda *row: torch.as_tensor(metric(self.model, rows.nest(row))).float().mean(),
+                    Rows(leaves, nesting, slice(start, start + _AT_ONCE)).tensors,
+                    reads_values=self._reads_values,
+                )
+                for start in range(0, size, _AT_ONCE)
+            ]
         return torch.cat([torch.zeros(0, device=self._device), *values])
 
     def _cut(self, who: Tensor, each: int, leaves: list[Any], nesting: Any) -> Iterable[Tensor]:
