@@ -14,6 +14,7 @@ import functools
 import hashlib
 import inspect
 import io
+import logging
 import math
 import random
 import time
@@ -153,7 +154,8 @@ def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
         return None, [(f" ({value.__name__} of a {type(owner).__name__})", owner)] if hides else []
     if isinstance(value, types.ModuleType | types.CodeType | property):
         return None, []
-    if isinstance(value, torch.autocast) or type(value).__module__ in _BOOKKEEPING:
+    aside = torch.autocast | logging.Logger | logging.Handler
+    if isinstance(value, aside) or type(value).__module__ in _BOOKKEEPING:
         return None, []
     if isinstance(value, functools.partial):
         return None, [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
