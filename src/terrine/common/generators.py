@@ -1,11 +1,9 @@
 """The global generators that dropout and augmentations draw from: torch's, numpy's and Python's.
 
-A run seeds them anew for every piece of every lot, from its key, the step and the process. So nobody knows them: an
+A run seeds them anew for every part of every lot, from its key, the step and the process. So nobody knows them: an
 example that is taken out of a lot moves the draws of all behind it, which tells nothing as long as each is as likely as
-any other, and everything if they come from a seed at the top of a script. After its step a loop has its own state back,
-so that nothing else that is drawn, or saved, tells about a lot's draws. And what a step draws is the same whenever it
-is repeated, whatever was drawn before it: a repeated step has its old noise, so it must have its old gradient too, or
-the difference of the two would be free of noise.
+any other, and everything if they come from a seed at the top of a script. After its step the caller has its own state
+back, so that nothing else that is drawn, or saved, tells about a lot's draws.
 """
 
 from __future__ import annotations
@@ -27,39 +25,6 @@ def seed(secret: bytes | None) -> None:
     torch.manual_seed(int.from_bytes(secret[:8], "little"))
     np.random.seed(np.frombuffer(secret[8:24], dtype=np.uint32))
     random.seed(secret[24:])
-
-
-class Lent:
-    """The global generators while a lot is out: the loop's own state is kept, and given back, whoever has its turn."""
-
-    def __init__(self) -> None:
-        self._before: _State | None = None
-
-    @property
-    def is_out(self) -> bool:
-        """Whether what is drawn now is this run's to draw."""
-        return bool(_LENT) and _LENT[-1] is self
-
-    def take(self) -> None:
-        """Keep the loop's state; nothing, where it is kept already."""
-        if self not in _LENT:
-            self._before = _now()
-            _LENT.append(self)
-
-    def give_back(self) -> None:
-        """The loop has its state again; a run that was lent the generators since then gives it back later."""
-        if self in _LENT:
-            place = _LENT.index(self)
-            _LENT.pop(place)
-            assert self._before is not None
-            if place < len(_LENT):
-                _LENT[place]._before = self._before
-            else:
-                _set(self._before)
-
-
-_LENT: list[Lent] = []
-"""Runs with a lot out, the last to hand one out at the end."""
 
 
 @contextmanager

@@ -117,15 +117,19 @@ class PromptClipper:
             self.losses[part] = losses.float().cpu()
         return Clipped(sums.totals(), norms)
 
-    def measure(self, _metric: Any, _batch: Any, /) -> Tensor:
+    def try_metric(self, _name: str, metric: Any, batch: Any, /) -> None:
         """Refuse a metric of its own: a prompt's loss is what can be bought.
 
         Raises: InvalidArgument
         """
-        raise InvalidArgument("metrics: of a prompt the loss alone can be bought; want sgd.Metric() without a function")
+        self.measure(metric, batch)
 
-    def check_failures(self) -> None:
-        """Nothing fails for one example alone."""
+    def measure(self, _metric: Any, _batch: Any, /) -> Tensor:
+        """Refuse it as `try_metric` does.
+
+        Raises: InvalidArgument
+        """
+        raise InvalidArgument("metrics: of a prompt the loss alone can be bought; want sgd.Metric() without a function")
 
 
 def per_example_gradients(

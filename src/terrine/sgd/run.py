@@ -84,11 +84,11 @@ class ClipsExamples(Protocol):
     def add_up(self, batch: Any, rule: ClippingRule, rows: Sequence[int] | None = None) -> Clipped:
         """Return the clipped sum of a batch; keep its units' losses."""
 
+    def try_metric(self, name: str, metric: Any, batch: Any, /) -> None:
+        """Measure a metric on made-up rows, before the charge."""
+
     def measure(self, metric: Any, batch: Any, /) -> Tensor:
         """Return a metric's value for every example."""
-
-    def check_failures(self) -> None:
-        """Raise where every example of the lot failed."""
 
 
 class Observer(Protocol):
@@ -135,6 +135,7 @@ class PrivateSteps:
         self._ahead: deque[tuple[LotPart, int]] = deque()  # workers read further parts while one is in use
         self._batches: Iterator[Any] | None = None
         self._stepped = self._released = 0
+        self._versions: list[int | None] = []  # of the gradients as they were released
         self._is_whole = True  # whether the model has seen what was released
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -194,6 +195,7 @@ class PrivateSteps:
         self._released += 1
         seconds, norm = time.perf_counter() - begun, self.release.norm
         gradients = tuple(one.grad for one in self.release.parameters.values() if one.grad is not None)
+        self._versions = [None if one.grad is None else one.grad._version for one in self.release.parameters.values()]
         return PrivateStep(self.release.taken, self.plan, seconds, metrics, gradients, norm)
 
     @property
@@ -312,7 +314,6 @@ class PrivateSteps:
             is_last = part.is_last
             generators.seed(self._seed(Purpose.TRAINING, self.release.taken, place))
             self._add_part(move_batch(batch, self._device), part)
-        self._clipper.check_failures()
 
     def _add_part(self, batch: Any, part: LotPart) -> None:
         if not len(part.rows):
@@ -351,11 +352,19 @@ class PrivateSteps:
     # -- the loop's optimizer --------------------------------------------------------------------------
 
     def _before_step(self, *_: Any) -> None:
-        if self._pending and all(one.grad is None for one in self.release.parameters.values()):
+        if self._pending and self._is_gradient_gone():
             raise OutOfOrder(
                 "optimizer.step(): the noisy gradient is gone, as by optimizer.zero_grad() after the step was "
                 "released; want optimizer.step() alone"
             )
+
+    def _is_gradient_gone(self) -> bool:
+        gradients = [parameter.grad for parameter in self.release.parameters.values()]
+        if all(gradient is None for gradient in gradients):
+            return True
+        versions = [None if gradient is None else gradient._version for gradient in gradients]
+        untouched = any(now == then for now, then in zip(versions, self._versions, strict=True))
+        return not untouched and not any(gradient is not None and bool(gradient.any()) for gradient in gradients)
 
     def _after_step(self, *_: Any) -> None:
         self._stepped += 1

@@ -152,6 +152,9 @@ def start(
         refuse_strange(plan.clip_at(0, plan.first_bound), clipper.parameters)
         first = move_batch(reader.first(), home)
         clipper.try_out(first)
+        for metric in plan.metrics:
+            if metric.function is not None:
+                clipper.try_metric(metric.name, metric.function, first)
         same: dict[str, Any] = {}
         if distributed.share()[1] > 1:
             same = {"plan": describe_plan(plan), "steps": limit, "looks": repr(looks), "precision": precision}

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from terrine import check
 from terrine.common import generators
@@ -107,13 +108,31 @@ class Clipper:
                     raise
                 except Exception as failure:  # made-up rows may be none that the program takes
                     failures.append(failure)
-        if not is_out_of_memory(failures[-1]) and isinstance(failures[-1], _MISTAKES):
+        of_python = isinstance(failures[-1], IndexError) and str(failures[-1]).startswith(("tuple", "list"))
+        if not is_out_of_memory(failures[-1]) and (of_python or isinstance(failures[-1], _MISTAKES)):
             self.calls = 0
             reason = str(failures[-1]).splitlines()[0] if str(failures[-1]) else ""
             raise InvalidArgument(
                 f"loss: {caller(failures[-1])} fails on a made-up example ({type(failures[-1]).__name__}: {reason}); "
                 "want a function of (model, batch) for a batch of one, or a criterion"
             ) from failures[-1]
+
+    def try_metric(self, name: str, metric: Callable[[nn.Module, Any], Tensor], batch: Any) -> None:
+        """Measure a metric on made-up rows.
+
+        Raises: InvalidArgument where it gives no number.
+        """
+        leaves, nesting, size = flatten_batch(batch)
+        with generators.seeded(secrets.token_bytes(32)):
+            made_up = [
+                torch.stack([torch.zeros_like(leaf[0]), torch.ones_like(leaf[0])]) if isinstance(leaf, Tensor) else leaf
+                for leaf in (leaves if size else ())
+            ]
+            if size and not self.measure(metric, pytree.tree_unflatten(made_up, nesting)).isfinite().any():
+                raise InvalidArgument(
+                    f"metric {name!r}: gives no number for made-up examples; want a function of (model, batch) for a "
+                    "batch of one"
+                )
 
     def _try_out(self, rows: Rows) -> None:
         self._check_loss(rows)

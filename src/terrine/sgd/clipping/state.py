@@ -17,6 +17,7 @@ import io
 import logging
 import math
 import random
+import sys
 import time
 import traceback
 import types
@@ -251,7 +252,8 @@ def caller(failure: BaseException | None = None) -> str:
         return str(vars(failure)["place"])
     steps = traceback.walk_stack(None) if failure is None else reversed(list(traceback.walk_tb(failure.__traceback__)))
     for frame, line in steps:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "terrine"):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("torch", "terrine") and package not in sys.stdlib_module_names:
             return f"{frame.f_code.co_filename.rpartition('/')[2]}:{line}"
     return "the loss"
 
