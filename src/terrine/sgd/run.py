@@ -195,7 +195,7 @@ class PrivateSteps:
         self._released += 1
         seconds, norm = time.perf_counter() - begun, self.release.norm
         gradients = tuple(one.grad for one in self.release.parameters.values() if one.grad is not None)
-        self._versions = [None if one.grad is None else one.grad._version for one in self.release.parameters.values()]
+        self._versions = [_version_of(one.grad) for one in self.release.parameters.values()]
         return PrivateStep(self.release.taken, self.plan, seconds, metrics, gradients, norm)
 
     @property
@@ -362,13 +362,18 @@ class PrivateSteps:
         gradients = [parameter.grad for parameter in self.release.parameters.values()]
         if all(gradient is None for gradient in gradients):
             return True
-        versions = [None if gradient is None else gradient._version for gradient in gradients]
+        versions = [_version_of(gradient) for gradient in gradients]
         untouched = any(now == then for now, then in zip(versions, self._versions, strict=True))
         return not untouched and not any(gradient is not None and bool(gradient.any()) for gradient in gradients)
 
     def _after_step(self, *_: Any) -> None:
         self._stepped += 1
         self._is_whole = True
+
+
+def _version_of(gradient: Tensor | None) -> int | None:
+    """How often a gradient was written to; nothing tells in inference mode."""
+    return None if gradient is None or gradient.is_inference() else gradient._version
 
 
 def epsilon_so_far(plan: Plan, number: int) -> float:
