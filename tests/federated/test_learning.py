@@ -124,13 +124,13 @@ def test_local_steps_may_be_private_by_themselves():
     assert seeded.example_event == Reproducible(found.example_event)  # whoever knows the seed knows all noise
 
 
-def test_a_loss_is_of_output_and_target_inside_the_clients_too():
+def test_a_loss_is_a_criterion_or_a_function_of_model_and_batch_inside_the_clients_too():
     inside = sgd.Plan(examples=8, lot=8, steps=2, clip=1e3, noise=1e-9, delta=1e-3, sampling=sgd.FixedOrder())
     seen = []
     for loss in (
         nn.CrossEntropyLoss(),
         nn.functional.cross_entropy,
-        lambda output, y: -output.log_softmax(1)[range(len(y)), y].mean(),
+        lambda model, batch: -model(batch[0]).log_softmax(1).gather(1, batch[1].unsqueeze(1)).mean(),
     ):
         model = nn.Linear(3, 2)
         nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)

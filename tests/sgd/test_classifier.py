@@ -98,3 +98,16 @@ def test_a_fit_that_the_account_refuses_predicts_nothing(digits):
         model.fit(digits[0], digits[1])
     with pytest.raises(NotFittedError):
         model.predict(digits[2])
+
+
+def test_a_loss_of_ones_own_is_a_criterion_or_a_function_of_module_and_batch(digits):
+    x, y = digits[0], digits[1]
+    given = {"classes": list(range(10)), "seed": 3, "epochs": 2}
+
+    def loss(module, batch):
+        return nn.functional.cross_entropy(module(batch[0]), batch[1])
+
+    usual = PrivateClassifier(**given).fit(x, y)
+    for own in (loss, nn.CrossEntropyLoss(reduction="sum")):
+        fitted = PrivateClassifier(loss=own, **given).fit(x, y)
+        assert np.allclose(fitted.predict_proba(x), usual.predict_proba(x), atol=1e-5)

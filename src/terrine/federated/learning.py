@@ -46,6 +46,7 @@ from terrine.mechanisms import exact
 from terrine.receipts import Charged, Payment, Receipt
 from terrine.rng import Source
 from terrine.sgd.checkpoint import Checkpoint, KeptRun, load_run
+from terrine.sgd.loss import Loss, as_loss
 
 Rows = tuple[Tensor, Tensor]
 Parameters = Iterable[nn.Parameter]
@@ -66,7 +67,8 @@ class Local:
     optimizer: Callable[[Parameters], Optimizer] = _sgd
     epochs: int = 1
     batch: int = 32
-    loss: Callable[[Tensor, Tensor], Tensor] = field(default_factory=nn.CrossEntropyLoss)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
+    """A function of (model, batch), or a criterion; where nothing is private inside, of a whole batch."""
     private: sgd.Plan | None = None
 
     def __post_init__(self) -> None:
@@ -84,19 +86,14 @@ class Local:
         if self.private is not None:
             inside = copy.copy(self.private)  # its price is the plan's own: nobody knows the seed
             object.__setattr__(inside, "seed", None if secret is None else int.from_bytes(secret))
-            loss = self.loss if isinstance(self.loss, nn.Module) else self._of_example
-            sgd.Trainer(model, optimizer, loss, inside, progress=False).fit(rows)
+            sgd.Trainer(model, optimizer, self.loss, inside, progress=False).fit(rows)
             return
-        x, y = rows
+        (x, y), loss = rows, as_loss(self.loss)
         for _ in range(self.epochs):
             for part in torch.split(torch.randperm(len(y)), self.batch):
                 optimizer.zero_grad()
-                self.loss(model(x[part]), y[part]).backward()
+                loss(model, (x[part], y[part])).backward()
                 optimizer.step()
-
-    def _of_example(self, model: nn.Module, batch: Rows) -> Tensor:
-        x, y = batch
-        return self.loss(model(x), y)
 
 
 class ServerOptimizer(Protocol):

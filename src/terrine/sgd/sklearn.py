@@ -29,6 +29,7 @@ from terrine.common.targets import NumberLoss, TargetBounds, placed, told
 from terrine.errors import InvalidArgument, MissingExtra
 from terrine.events import Budget
 from terrine.receipts import Charged
+from terrine.sgd.loss import Loss
 from terrine.sgd.plan import Plan
 from terrine.sgd.trainer import Trainer
 
@@ -57,7 +58,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     device: str | None
     seed: int | None
 
-    def _train(self, X: NDArray[np.float32], targets: Tensor, outputs: int, loss: nn.Module, groups: Any) -> None:
+    def _train(self, X: NDArray[np.float32], targets: Tensor, outputs: int, loss: Loss, groups: Any) -> None:
         self.module_ = self._module(X.shape[1], outputs)
         self._check_module(X.shape[1], outputs)
         people = None if groups is None else len(People(groups, len(X)))
@@ -121,7 +122,9 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
 
     `classes` are all labels that may occur, or "public" where those that do occur are public knowledge. `module` is a
     module to copy, a function (features, classes) -> module, or None for a linear model or, with `hidden`, an MLP with
-    bounded activations. `normalise` scales each row to norm 1. It trains on `device`.
+    bounded activations. `loss` is a criterion, or a function of (module, batch) for a batch (x, y) of one, where y is
+    the place of the label among the classes; None is cross entropy. `normalise` scales each row to norm 1. It trains
+    on `device`.
 
     Guarantee: `fit` costs at most `plan_.event`, certified as (`epsilon_`, `delta`); the account is charged first.
     """
@@ -130,6 +133,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         self,
         module: nn.Module | Callable[[int, int], nn.Module] | None = None,
         *,
+        loss: Loss | None = None,
         hidden: Sequence[int] = (),
         epsilon: float = 1.0,
         delta: float = 1e-5,
@@ -144,7 +148,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         device: str | None = None,
         seed: int | None = None,
     ) -> None:
-        self.module, self.hidden = module, hidden
+        self.module, self.loss, self.hidden = module, loss, hidden
         self.epsilon, self.delta = epsilon, delta
         self.lot, self.epochs, self.clip, self.learning_rate = lot, epochs, clip, learning_rate
         self.normalise, self.classes, self.account, self.seed = normalise, classes, account, seed
@@ -165,7 +169,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         check_classification_targets(y)
         self.classes_ = told(self.classes, y)
         places = torch.from_numpy(placed(self.classes_, y))
-        self._train(X, places, len(self.classes_), nn.CrossEntropyLoss(reduction="none"), groups)
+        loss = nn.CrossEntropyLoss() if self.loss is None else self.loss
+        self._train(X, places, len(self.classes_), loss, groups)
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -190,8 +195,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
 class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     """A regressor whose training costs at most (epsilon, delta).
 
-    `loss` is "squared" or "absolute", of targets scaled from `bounds` to [-1, 1]. Everything else is as in
-    `PrivateClassifier`; a `module` has one output.
+    `loss` is "squared" or "absolute", or as in `PrivateClassifier`, of targets scaled from `bounds` to [-1, 1].
+    Everything else is as there; a `module` has one output.
 
     Guarantee: `fit` costs at most `plan_.event`, certified as (`epsilon_`, `delta`); the account is charged first.
     """
@@ -201,7 +206,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         module: nn.Module | Callable[[int, int], nn.Module] | None = None,
         *,
         bounds: tuple[float, float] | None = None,
-        loss: str = "squared",
+        loss: str | Loss = "squared",
         hidden: Sequence[int] = (),
         epsilon: float = 1.0,
         delta: float = 1e-5,
@@ -231,7 +236,8 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         self.__dict__.pop("history_", None)
         X, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True)
         targets = torch.from_numpy(TargetBounds.given(self.bounds).scaled(y).astype(np.float32))
-        self._train(X, targets, 1, NumberLoss(self.loss), groups)
+        loss = NumberLoss(self.loss) if isinstance(self.loss, str) else self.loss
+        self._train(X, targets, 1, loss, groups)
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:
