@@ -215,7 +215,7 @@ def test_the_account_is_charged_once_and_before_the_first_lot(tmp_path, account)
     looked.clear()
     found.train()
     assert account.charges == [plan().event]
-    assert looked.count(0) == 1  # one example before, for its shape
+    assert looked.count(0) <= 10  # a few examples before, for their format
     assert set(looked) == {0, 1}
 
 

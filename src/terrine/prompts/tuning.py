@@ -95,7 +95,7 @@ class PromptClipper:
         self.model: nn.Module = prompt
         self._prompt, self._language, self._memory = prompt, language, memory
         self.parameters = dict(prompt.named_parameters())
-        self.losses = torch.zeros(0)
+        self.losses, self.is_run = torch.zeros(0), False
 
     def try_out(self, batch: Any) -> None:
         """Nothing to find out: the program is this file's own."""

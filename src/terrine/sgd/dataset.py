@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from terrine.common import generators
 from terrine.common.keys import Key
 from terrine.common.people import People
 from terrine.errors import InvalidArgument
+from terrine.sgd.clipping.batch import flatten_batch
 from terrine.sgd.clipping.state import Watch
 from terrine.sgd.plan import Plan
 from terrine.sgd.sampling import Indices
@@ -36,6 +37,16 @@ class LotPart(NamedTuple):
     rows: Indices
     is_last: bool
     people: tuple[int, ...] | None = None
+
+    def keep(self, places: Indices) -> LotPart:
+        """Return the part with the rows at these places alone; people without any are not in it."""
+        if len(places) == len(self.rows):
+            return self
+        if self.people is None:
+            return self._replace(rows=self.rows[places])
+        owners = np.repeat(np.arange(len(self.people)), self.people)[places]
+        counts = tuple(int(count) for count in np.bincount(owners, minlength=len(self.people)) if count)
+        return self._replace(rows=self.rows[places], people=counts)
 
 
 class RowReader:
@@ -57,7 +68,8 @@ class RowReader:
         self._tensors = _tensors(dataset)
         if self._tensors is None:
             _check_map_style(dataset)
-        self._dataset, self._reader, self.workers = dataset, _Reader(dataset, collate or default_collate), workers
+        self._dataset, self.workers = dataset, workers
+        self._reader = None if self._tensors is not None else _Reader(dataset, collate or default_collate)
         self.examples = len(self._tensors[0]) if self._tensors is not None else len(dataset)
         self.people = None if plan is None else _people(plan, person, self.examples)
         if plan is not None and self.people is None and self.examples != plan.examples:
@@ -77,15 +89,18 @@ class RowReader:
             return next(self.batches(iter([np.zeros(min(1, self.examples), dtype=np.int64)])))
 
     def batches(self, indices: Iterator[Indices]) -> Iterator[Any]:
-        """One batch for every index list, in order; an empty list gives a batch without rows."""
-        return self.seeded((one, None) for one in indices)
+        """Return one batch for every index list, in order; an empty list gives a batch without rows."""
+        return (batch for batch, _ in self.seeded((rows, None) for rows in indices))
 
-    def seeded(self, asked: Iterator[Asked]) -> Iterator[Any]:
-        """The same, each read after the global generators were seeded for it, where there is a seed."""
-        if self._tensors is not None:
-            return (self._selected(self._tensors, indices) for indices, _ in asked)
+    def seeded(self, asked: Iterator[Asked]) -> Iterator[tuple[Any, Indices]]:
+        """Return the same with the places of the rows that could be read, each after a seed, where there is one."""
+        if self._reader is None:
+            assert self._tensors is not None
+            tensors = self._tensors
+            return ((self._selected(tensors, indices), np.arange(len(indices))) for indices, _ in asked)
         if not self.workers:
-            return (self._reader[one] for one in asked)
+            reader = self._reader
+            return (reader[request] for request in asked)
         return self._loaded(asked)
 
     def digest(self) -> str:
@@ -113,7 +128,7 @@ class RowReader:
             return
         own = None if first[1] is None else torch.Generator().manual_seed(int.from_bytes(first[1][:8], "little"))
         yield from DataLoader(
-            self._reader,
+            self._reader,  # type: ignore[arg-type]
             batch_size=None,
             sampler=_Once(chain([first], asked)),
             num_workers=self.workers,
@@ -123,58 +138,68 @@ class RowReader:
 
 
 class _Reader(Dataset[Any]):
-    """Reads a lot's examples, here or in a worker process."""
+    """Reads a part's rows, here or in a worker process: each by itself, in the format that the first row has.
+
+    The format is public: names, types, shapes and constants. It is looked up in the first few rows. A row behind them
+    that cannot be read, or has another, adds nothing: what is made of the others must not hang on it.
+    """
 
     def __init__(self, dataset: Any, collate: Collate) -> None:
         self._dataset, self._collate, self._watch = dataset, collate, Watch({"collate": collate})
+        with generators.untouched():
+            first: tuple[list[Any], Any] = tree_flatten(collate([dataset[0]])) if len(dataset) else ([], None)
+            self._leaves, self._nesting = first
+            for leaf in self._leaves:
+                if isinstance(leaf, Tensor) and leaf.shape[:1] != (1,):
+                    raise InvalidArgument(
+                        f"collate: an example alone has shape {tuple(leaf.shape)}; want (1, ...), the same for all: "
+                        "padded to a public length, as padding to a lot's longest tells every example of another"
+                    )
+                if isinstance(leaf, int | float) and not isinstance(leaf, bool):
+                    raise InvalidArgument("collate: gives a number that is no tensor; want tensors, examples first")
+            if self._leaves:
+                flatten_batch(tree_unflatten(self._leaves, self._nesting))
+            if any(self._read(index) is None for index in range(1, min(len(dataset), _FORMAT))):
+                raise InvalidArgument(
+                    "dataset: examples of different shapes, types or names among the first; want one format for all, "
+                    "padded to a public length"
+                )
 
-    def __getitem__(self, asked: Asked) -> Any:
+    def __getitem__(self, asked: Asked) -> tuple[Any, Indices]:
+        """A batch of the rows that could be read, and their places among those that were asked for."""
         indices, seed = asked
         generators.seed(seed)
-        if not len(indices):
-            return empty_like(self._collate([self._dataset[0]]))
-        examples = [self._dataset[index] for index in indices.tolist()]  # one by one: `__getitems__` could mix them
-        if self._collate is not default_collate:
-            with self._watch.watching():
-                return collated(self._collate, examples)
+        with self._watch.watching():
+            rows = {place: self._read(int(index)) for place, index in enumerate(indices)}
+        kept = [place for place, row in rows.items() if row is not None]
+        columns = zip(*(rows[place] or () for place in kept), strict=True) if kept else ((),) * len(self._leaves)
+        leaves = [
+            (torch.cat(column) if column else leaf[:0]) if isinstance(leaf, Tensor) else leaf
+            for leaf, column in zip(self._leaves, columns, strict=True)
+        ]
+        return tree_unflatten(leaves, self._nesting), np.array(kept, dtype=np.int64)
+
+    def _read(self, index: int) -> list[Any] | None:
+        """The leaves of one row's own batch; None where it has none, or another format than the first row."""
         try:
-            return default_collate(examples)
-        except RuntimeError as error:
-            raise InvalidArgument(
-                f"dataset: examples of different shapes ({str(error).splitlines()[0]}); want one shape, padded to a "
-                "public length"
-            ) from error
+            leaves, nesting = tree_flatten(self._collate([self._dataset[index]]))
+        except MemoryError:
+            raise
+        except Exception:
+            return None
+        same = nesting == self._nesting and all(map(_is_alike, leaves, self._leaves))
+        return leaves if same else None
 
 
-def collated(collate: Collate, examples: list[Any]) -> Any:
-    """A lot by a collate function of somebody's own, which sees one example at a time.
-
-    Raises:
-        InvalidArgument: alone, examples have not all the same shapes, as where a lot is padded to its longest.
-    """
-    alone = [tree_flatten(collate([example])) for example in examples]
-    leaves = []
-    for several in zip(*(found for found, _ in alone), strict=True):
-        if not isinstance(several[0], Tensor):
-            leaves.append(several[0] if all(_is_same(one, several[0]) for one in several) else list(several))
-            continue
-        shapes = sorted({tuple(one.shape) for one in several})
-        if len(shapes) > 1 or not shapes[0] or shapes[0][0] != 1:
-            raise InvalidArgument(
-                f"collate: examples alone have shapes {', '.join(map(str, shapes[:3]))}; want (1, ...), the same for "
-                "all: padded to a public length, as padding to a lot's longest tells every example of another"
-            )
-        leaves.append(torch.cat(several))
-    return tree_unflatten(leaves, alone[0][1])
+_FORMAT = 8  # rows whose format is compared before a run begins
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and isinstance(one, str | int | float | bool | None) and one == other
-
-
-def empty_like(batch: Any) -> Any:
-    """`batch` without rows."""
-    return tree_map(lambda leaf: leaf[:0] if isinstance(leaf, Tensor) else leaf, batch)
+def _is_alike(leaf: Any, first: Any) -> bool:
+    """Whether a leaf has the type, shape and, where it is no tensor, the value of the first row's."""
+    if isinstance(leaf, Tensor) and isinstance(first, Tensor):
+        return leaf.shape == first.shape and leaf.dtype is first.dtype and leaf.layout is first.layout
+    constant = isinstance(first, str | int | float | bool | None)
+    return type(leaf) is type(first) and constant and (leaf == first or leaf != leaf)
 
 
 def _people(plan: Plan, person: Any, rows: int) -> People | None:

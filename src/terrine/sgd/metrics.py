@@ -26,6 +26,7 @@ from terrine import check
 from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument
 from terrine.events import Event, Gaussian, Repeated
+from terrine.sgd.clipping.alone import run_each
 from terrine.sgd.devices import find_device, move_batch
 
 
@@ -199,12 +200,17 @@ def _check_data(data: tuple[Tensor, Tensor]) -> None:
         raise InvalidArgument(f"targets of {data[1].dtype}: want classes, as whole numbers")
 
 
-@torch.no_grad()
-def _right_answers(model: nn.Module, data: tuple[Tensor, Tensor], at_once: int = 1024) -> Tensor:
-    training = model.training
+def _right_answers(model: nn.Module, data: tuple[Tensor, Tensor], at_once: int = 256) -> Tensor:
+    """Every example's share of right answers, by itself: the model sees no other; 0 where it fails."""
+
+    def answer(x: Tensor, y: Tensor) -> Tensor:
+        return right(model(x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
+
+    training, home = model.training, find_device(model, None)
     model.eval()
     try:
-        pairs, home = zip(*(torch.split(one, at_once) for one in data), strict=True), find_device(model, None)
-        return torch.cat([right(model(x), y) for x, y in (move_batch(pair, home) for pair in pairs)])
+        pairs = zip(*(torch.split(column, at_once) for column in data), strict=True)
+        answers = [run_each(answer, list(move_batch(pair, home))) for pair in pairs]
+        return torch.cat(answers).nan_to_num(0.0).clamp(0.0, 1.0)
     finally:
         model.train(training)

@@ -21,7 +21,8 @@ from terrine.common.keys import Key, Purpose
 from terrine.errors import InvalidArgument
 from terrine.sgd import distributed, sharding
 from terrine.sgd.clipping import Clipped, ClippingRule
-from terrine.sgd.clipping.sums import refuse_strange
+from terrine.sgd.clipping.ghost import widest
+from terrine.sgd.clipping.sums import LARGE_LOT, refuse_strange
 from terrine.sgd.plan import Adaptive, Plan
 
 
@@ -57,8 +58,10 @@ class StepRelease:
         if people is not None and len(clipped.norms) != people:
             found = f"{len(clipped.norms)} clipped gradients for {people} people"
             raise InvalidArgument(f"{found}: want each person's rows clipped as one, by clipped_sum(rows=...)")
+        is_large = self.plan.lot > LARGE_LOT
         for name, value in clipped.sums.items():
-            self.sums[name] = self.sums[name].add_(value) if name in self.sums else value
+            part = value.to(widest(value)) if is_large else value
+            self.sums[name] = self.sums[name].add_(part) if name in self.sums else part
         if measured is not None:
             self._measured += measured
         if isinstance(self.plan.rule, Adaptive):

@@ -77,6 +77,7 @@ class ClipsExamples(Protocol):
     model: nn.Module
     parameters: dict[str, nn.Parameter]
     losses: Tensor
+    is_run: bool
 
     def try_out(self, batch: Any) -> None:
         """Find out on made-up rows what can be found out before the charge."""
@@ -309,8 +310,9 @@ class PrivateSteps:
             self._batches = self._reader.seeded(self._ask())
         is_last = False
         while not is_last:
-            batch = next(self._batches)
+            batch, kept = next(self._batches)
             part, place = self._ahead.popleft()
+            part = part.keep(kept)
             is_last = part.is_last
             generators.seed(self._seed(Purpose.TRAINING, self.release.taken, place))
             self._add_part(move_batch(batch, self._device), part)

@@ -151,6 +151,7 @@ def start(
             )  # fmt: skip
         refuse_strange(plan.clip_at(0, plan.first_bound), clipper.parameters)
         first = move_batch(reader.first(), home)
+        clipper.is_run = True
         clipper.try_out(first)
         for metric in plan.metrics:
             if metric.function is not None:

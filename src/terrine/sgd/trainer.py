@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from terrine import accounting, check
 from terrine.errors import BudgetExceeded, InvalidArgument
-from terrine.events import Budget, settled_unit
+from terrine.events import Budget, Composed, Event, settled_unit
 from terrine.receipts import Charged
 from terrine.rounding import up
 from terrine.sgd import sharding
@@ -124,10 +124,10 @@ class Trainer:
         Raises:
             BudgetExceeded: the account has not enough left, or `until` not enough for one step; nothing was trained.
         """
-        limit = self.plan.steps if until is None else affordable_steps(self.plan, until)
+        looks = None if self.validation is None else self.validation.event()
+        limit = self.plan.steps if until is None else affordable_steps(self.plan, until, looks)
         if not limit:
             raise BudgetExceeded(f"until={until}: not one step of the plan keeps it; nothing was charged or trained")
-        looks = None if self.validation is None else self.validation.event()
         if looks is not None and settled_unit(looks) is not self.plan.unit:
             found = settled_unit(looks).value
             raise InvalidArgument(f"validation: protects one {found}; want one {self.plan.unit.value}, as the plan")
@@ -197,7 +197,10 @@ class Trainer:
                 if self.validation is not None and self.validation.due(step.number, len(steps)):
                     self._look(steps, best)
         self._finish(best)
+        looks = None if self.validation is None else self.validation.event()
         spent = self.plan.epsilon_after(steps.number)
+        if looks is not None and self.plan.private:
+            spent = accounting.epsilon(Composed([self.plan.event_after(steps.number), looks]), delta=self.plan.delta)
         chosen = best.taken if self.validation else None
         return History(steps.number, spent, self.plan.delta, tuple(best.scores), chosen)
 
@@ -237,11 +240,13 @@ class Trainer:
             yield show
 
 
-def affordable_steps(plan: Plan, budget: Budget) -> int:
-    """The most steps of `plan`, taken from its beginning, that keep `budget`."""
+def affordable_steps(plan: Plan, budget: Budget, looks: Event | None = None) -> int:
+    """Return the most steps of `plan`, taken from its beginning, that keep `budget` together with other looks."""
 
     def kept(steps: int) -> bool:
-        return plan.private and accounting.delta(plan.event_after(steps), epsilon=budget.epsilon) <= budget.delta
+        event = plan.event_after(steps)
+        event = event if looks is None else Composed([event, looks])
+        return plan.private and accounting.delta(event, epsilon=budget.epsilon) <= budget.delta
 
     low, high = 0, plan.steps
     if kept(high):

@@ -15,7 +15,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ from terrine.sgd.clipping.functions import check_hooks, trained
 from terrine.sgd.clipping.recording import Divided, Recording
 from terrine.sgd.clipping.state import Reachable, Watch, caller, check_state
 from terrine.sgd.clipping.sums import Clipped, ClippedSums, ClippingRule, as_rule
-from terrine.sgd.clipping.use import ANCHOR, Unfollowed
+from terrine.sgd.clipping.use import ANCHOR, RefusedReading, Unfollowed
 from terrine.sgd.devices import full_precision
 from terrine.sgd.loss import Loss, as_loss
 
@@ -73,6 +73,7 @@ class Clipper:
         self._half, self._reads_values = precision == "bf16", reads_values
         self._roots = {"model": model, "loss": loss} if roots is None else dict(roots)
         self._watch, self._is_trial = Watch(self._roots), True
+        self.is_run = False  # in a run no example's failure or refusal may end it: it adds nothing
         check_hooks(self.parameters)
         self._way = way_of(model)
         self._device = next((parameter.device for parameter in self.parameters.values()), torch.device("cpu"))
@@ -108,13 +109,12 @@ class Clipper:
                     raise
                 except Exception as failure:  # made-up rows may be none that the program takes
                     failures.append(failure)
-        of_python = isinstance(failures[-1], IndexError) and str(failures[-1]).startswith(("tuple", "list"))
-        if not is_out_of_memory(failures[-1]) and (of_python or isinstance(failures[-1], _MISTAKES)):
+        if not is_out_of_memory(failures[-1]):
             self.calls = 0
             reason = str(failures[-1]).splitlines()[0] if str(failures[-1]) else ""
             raise InvalidArgument(
                 f"loss: {caller(failures[-1])} fails on a made-up example ({type(failures[-1]).__name__}: {reason}); "
-                "want a function of (model, batch) for a batch of one, or a criterion"
+                "want a function of (model, batch) for a batch of one, or a criterion, that takes rows of zeros or ones"
             ) from failures[-1]
 
     def try_metric(self, name: str, metric: Callable[[nn.Module, Any], Tensor], batch: Any) -> None:
@@ -182,7 +182,7 @@ class Clipper:
         leaves, nesting, size = flatten_batch(batch)
         people = None if rows is None else check_people(rows, size)
         units = size if people is None else len(people)
-        sums = ClippedSums(self.parameters)
+        sums = ClippedSums(self.parameters, units)
         self.losses = torch.zeros(units, device=self._device)
         self._units += units
         if not units or not self.parameters:
@@ -237,12 +237,21 @@ class Clipper:
         if self._most is None:
             key = tuple(leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor))
             if key not in self._way.costs and not self._way.one_by_one:
-                first = Rows(leaves, nesting, slice(0, FIRST))
-                with generators.replayed(self._device):
-                    self._microbatch(first, 1, ClippedSums(self.parameters), as_rule(1.0))
+                self._measure_cost(leaves, nesting)
             activations, gradients = self._way.costs.get(key, (0.0, 0.0))
             sizes = cut(count, (activations * each, gradients * each), self.parameters, self._memory)
         return list(torch.split(every, sizes))
+
+    def _measure_cost(self, leaves: list[Any], nesting: Any) -> None:
+        """Find out on made-up rows what one row takes; nothing, where they fail."""
+        made_up = [
+            torch.zeros_like(leaf[:1]).expand(FIRST, *leaf.shape[1:]).clone() if isinstance(leaf, Tensor) else leaf
+            for leaf in leaves
+        ]
+        before = self.failure, self._failed
+        with generators.replayed(self._device), suppress(Exception):
+            self._microbatch(Rows(made_up, nesting), 1, ClippedSums(self.parameters), as_rule(1.0))
+        self.failure, self._failed = before
 
     def _microbatch(
         self, rows: Rows, each: int, sums: ClippedSums, rule: ClippingRule, *, is_trial: bool = False
@@ -262,8 +271,9 @@ class Clipper:
         except Divided as divided:
             return self._apart(rows, *group_by_answer(divided.answers, each), each, sums, rule)
         except Exception as failure:  # whatever it is: what is wrong with an example, one by one will say
-            again = self._way.change(failure, is_trial=is_trial, is_single=len(units) == 1)
             generators.restore(before, self._device)
+            of_example = self.is_run and not self._is_trial and isinstance(failure, RefusedReading)
+            again = not of_example and self._way.change(failure, is_trial=is_trial, is_single=len(units) == 1)
         if again or self._way.one_by_one:
             return self._microbatch(rows, each, sums, rule, is_trial=is_trial)
         if len(units) == 1:
@@ -326,15 +336,16 @@ class Clipper:
     def _alone(self, rows: Rows, sums: ClippedSums, rule: ClippingRule) -> tuple[Tensor, Tensor]:
         """Add one unit's clipped gradient, the mean over its rows, by plain autograd; return its norm and loss."""
         each, totals, values = rows.size, dict[str, Tensor](), list[Tensor]()
+        before = generators.states(self._device)
         try:
             for index in range(each):
                 for name, gradient in self._take_gradients(rows, index, values).items():
                     totals[name] = gradient if name not in totals else totals[name] + gradient
-        except TerrineError:
-            raise
         except Exception as failure:
-            if is_out_of_memory(failure):
+            of_example = self.is_run and not self._is_trial and isinstance(failure, RefusedReading)
+            if is_out_of_memory(failure) or (isinstance(failure, TerrineError) and not of_example):
                 raise
+            generators.restore(before, self._device)
             self.failure, self._failed = failure, self._failed + 1
             nan = torch.full((1,), math.nan, device=self._device)
             return nan, nan
@@ -373,7 +384,6 @@ class Clipper:
 
 
 _AT_ONCE = 256  # examples that a metric is measured on at a time
-_MISTAKES = (TypeError, AttributeError, NameError, KeyError, NotImplementedError, ImportError, RuntimeError)
 
 
 def _join(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

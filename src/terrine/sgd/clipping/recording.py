@@ -33,7 +33,7 @@ from terrine.sgd.clipping.functions import tensors
 from terrine.sgd.clipping.parameter_view import ParameterView, merged, settle
 from terrine.sgd.clipping.state import caller
 from terrine.sgd.clipping.substitutes import INSTEAD, argument_at, tensor_places
-from terrine.sgd.clipping.use import COMPOSED, RULES, AllExamples, Found, Rule, Unfollowed, Use, listen
+from terrine.sgd.clipping.use import COMPOSED, RULES, AllExamples, Found, RefusedReading, Rule, Unfollowed, Use, listen
 from terrine.sgd.devices import exact
 
 
@@ -190,7 +190,7 @@ class Recording(TorchFunctionMode):
 
     def _refuse_reading(self, name: str) -> None:
         if not self.reads_values:
-            raise InvalidArgument(
+            raise RefusedReading(
                 f"{caller()}: {functions.SPOKEN.get(name, name + '()')} reads an example's number into Python, where "
                 "nothing follows it; want a tensor operation, or reads_values=True where the program keeps nothing"
             )

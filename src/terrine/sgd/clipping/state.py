@@ -45,7 +45,10 @@ _SMALL = 1 << 18  # numbers of a tensor that are compared; of a larger one, abou
 _FIRST, _SHARE = 3, 40  # batches that are always looked at; how much of the time later looks leave
 _MOST = 200_000  # entries that are looked at
 
+_SAID: set[int] = set()
+
 Path = tuple[Any, ...]
+log = logging.getLogger("terrine.sgd")
 
 
 class Reachable:
@@ -117,6 +120,9 @@ def _walk(roots: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
         content, members = _describe(value)
         yield path, (id(value) if content is None else content)
         waiting.extend(((*path, step), member) for step, member in members)
+    if waiting and _MOST not in _SAID:
+        _SAID.add(_MOST)
+        log.warning("state beyond %d objects that the loss or the model can reach is not compared", _MOST)
 
 
 def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
@@ -140,20 +146,26 @@ def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
     if isinstance(value, random.Random):
         return (id(value), hash(value.getstate())), []
     if isinstance(value, dict):
-        return (id(value), len(value)), [
+        order = tuple(key if isinstance(key, _PLAIN) else id(key) for key in value)
+        members = [
             (f"[{key!r}]" if isinstance(key, _PLAIN) else f"[{type(key).__name__} {index}]", member)
             for index, (key, member) in enumerate(value.items())
         ]
+        return (id(value), order), members + _subclass_members(value, dict)
     if isinstance(value, list | tuple | deque):
         identity = None if isinstance(value, tuple) else id(value)
-        return (identity, len(value)), [(f"[{index}]", member) for index, member in enumerate(value)]
+        members = [(f"[{index}]", member) for index, member in enumerate(value)]
+        return (identity, len(value)), members + _subclass_members(value, list, tuple, deque)
     if isinstance(value, set | frozenset):
-        return (len(value), sorted(map(repr, value)) if len(value) < _SMALL else 0), []
+        plain = sorted(repr(member) for member in value if isinstance(member, _PLAIN))
+        return (len(value), plain), [("{}", member) for member in value if not isinstance(member, _PLAIN)]
     if isinstance(value, types.BuiltinFunctionType):  # such as a list's append
         owner = value.__self__
         hides = not isinstance(owner, types.ModuleType | None)
         return None, [(f" ({value.__name__} of a {type(owner).__name__})", owner)] if hides else []
-    if isinstance(value, types.ModuleType | types.CodeType | property):
+    if isinstance(value, property):
+        return None, [(".get", value.fget), (".set", value.fset)]
+    if isinstance(value, types.ModuleType | types.CodeType):
         return None, []
     aside = torch.autocast | logging.Logger | logging.Handler
     if isinstance(value, aside) or type(value).__module__ in _BOOKKEEPING:
@@ -177,15 +189,15 @@ def _describe(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
 def _describe_tensor(tensor: Tensor) -> Any:
     if tensor.is_nested:
         return id(tensor)
-    identity = (id(tensor), tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+    identity = (id(tensor), tuple(tensor.shape), tensor.dtype, tensor.requires_grad, len(tensor._backward_hooks or ()))
     plain = tensor.layout is torch.strided and not tensor.is_meta
     if isinstance(tensor, nn.Parameter) or not plain:
         return identity
-    try:
+    try:  # by its numbers alone: what is computed again from parameters, as by weight_norm, is no other
         numbers = tensor.detach().flatten()[:: max(1, tensor.numel() // _SMALL)].cpu().contiguous()
     except RuntimeError:  # it was kept from inside vmap, and holds nothing any more
         return identity
-    return (*identity, _digest(numbers.view(torch.uint8).numpy().tobytes()))
+    return (*identity[1:3], _digest(numbers.view(torch.uint8).numpy().tobytes()))
 
 
 def _iterator_state(value: Any) -> Any:
@@ -222,6 +234,11 @@ def _class_members(kind: type) -> list[tuple[str, Any]]:
     hidden = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__static_attributes__"}
     members = [(f".{name}", kept) for name, kept in vars(kind).items() if name not in hidden]
     return members + [(".base", base) for base in kind.__bases__ if not _is_foreign(base)]
+
+
+def _subclass_members(value: Any, *kinds: type) -> list[tuple[str, Any]]:
+    """The attributes of an object of a class that is more than one of these."""
+    return [] if type(value) in kinds else [(f".{name}", kept) for name, kept in getattr(value, "__dict__", {}).items()]
 
 
 def _object_members(value: Any) -> list[tuple[str, Any]]:

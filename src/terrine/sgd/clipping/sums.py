@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from terrine import check
 from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.contribution import Contribution, Dense
-from terrine.sgd.clipping.ghost import wide
+from terrine.sgd.clipping.ghost import wide, widest
 from terrine.sgd.devices import exact
 
 
@@ -151,11 +151,17 @@ class Clipped(NamedTuple):
     norms: Tensor
 
 
-class ClippedSums:
-    """The clipped sums of a lot under way, by parameter name."""
+LARGE_LOT = 4096  # units whose sums are kept in the widest type
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._parameters = parameters
+
+class ClippedSums:
+    """The clipped sums of a lot under way, by parameter name; of very many units in the widest type there is.
+
+    Where thousands of clipped gradients point one way, single precision rounds their sum by a good part of one.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], units: int = 0) -> None:
+        self._parameters, self._is_large = parameters, units > LARGE_LOT
         self._totals: dict[str, Tensor] = {}
 
     def add(
@@ -176,7 +182,7 @@ class ClippedSums:
             factors = {name: factor.masked_fill(broken, 0.0) for name, factor in factors.items()}
         with exact():
             for name, factor in factors.items():
-                made = contributions.pop(name).weighted_sum(factor).to(sum_type(self._parameters[name]))
+                made = contributions.pop(name).weighted_sum(factor).to(self._type(self._parameters[name]))
                 self._totals[name] = self._totals[name].add_(made) if name in self._totals else made
         return norms
 
@@ -188,9 +194,14 @@ class ClippedSums:
     def totals(self) -> dict[str, Tensor]:
         """The sums by parameter name; zero where nothing had a gradient."""
         return {
-            name: self._totals[name] if name in self._totals else torch.zeros_like(parameter, dtype=sum_type(parameter))
+            name: self._totals[name]
+            if name in self._totals
+            else torch.zeros_like(parameter, dtype=self._type(parameter))
             for name, parameter in self._parameters.items()
         }
+
+    def _type(self, parameter: Tensor) -> torch.dtype:
+        return widest(parameter) if self._is_large else sum_type(parameter)
 
 
 def sum_type(parameter: Tensor) -> torch.dtype:

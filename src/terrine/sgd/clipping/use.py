@@ -19,11 +19,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from terrine.errors import InvalidArgument
 from terrine.sgd.clipping.contribution import Contribution
 from terrine.sgd.clipping.parameter_view import ParameterView
 
 Found = list[tuple[ParameterView, Contribution]]
 Hear = Callable[[Tensor], None]
+
+
+class RefusedReading(InvalidArgument):
+    """A number of an example is read into Python: in a run, the example adds nothing."""
 
 
 class Unfollowed(Exception):
