@@ -17,6 +17,7 @@ steps above the size before them, when the code of a smallest step is loaded.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import itertools
 import json
@@ -204,20 +205,35 @@ def several(lot: Step) -> None:
 
 
 def terrine(work: Workload) -> Step:
-    """A loop over `sgd.private_steps`: every example of the data is in every lot, or an epoch has many lots."""
+    """A step of `sgd.private_steps`: on the same lot all the time, as for the others, or on drawn ones of an epoch."""
     from terrine import sgd
+    from terrine.common.keys import Key
+    from terrine.sgd.clipping import Clipper
+    from terrine.sgd.release import StepRelease
 
     model, data = work.model(), data_set(work) if work.epoch else work.lot()
     lot = len(data[0]) // max(work.epoch, 1)
-    plan = sgd.Plan(examples=len(data[0]), lot=lot, steps=1_000_000, clip=CLIP, noise=NOISE, delta=1e-5)
+    plan = sgd.Plan(examples=100 * len(data[0]), lot=lot, steps=1_000_000, clip=CLIP, noise=NOISE, delta=1e-5)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    steps = sgd.private_steps(model, optimizer, data, plan, loss=nn.CrossEntropyLoss())
+    if work.epoch:
+        plan = dataclasses.replace(plan, examples=len(data[0]))
+        steps = sgd.private_steps(model, optimizer, data, plan, loss=nn.CrossEntropyLoss())
+
+        def drawn() -> None:
+            next(steps)
+            optimizer.step()
+
+        return lambda: several(drawn)
+    clipper = Clipper(model, nn.CrossEntropyLoss())
+    clipper.try_out(data)
+    release = StepRelease(clipper.parameters, plan, Key.fresh())
 
     def step() -> None:
-        next(steps)
+        release.add(clipper.add_up(data, release.rule))
+        release.release(optimizer)
         optimizer.step()
 
-    return (lambda: several(step)) if work.epoch else step
+    return step
 
 
 def opacus(work: Workload, mode: str) -> Step:
