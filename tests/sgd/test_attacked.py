@@ -184,3 +184,18 @@ def test_the_history_counts_the_looks_of_a_private_validation():
     within, _ = fit(until=Budget(history.epsilon - 0.2, 1e-3))
     assert within.steps < 6
     assert within.epsilon <= history.epsilon - 0.2
+
+
+def test_rows_that_were_written_to_before_another_failed_are_not_run_again():
+    """Made-up rows do not get that far; the failed attempt has changed the rows of all."""
+
+    def loss(model, batch):
+        x, y = batch
+        if x.abs().sum() > 10:
+            x *= -3
+        return nn.functional.cross_entropy(model(x), y)
+
+    x, y = torch.full((N, 3), 7.0), torch.zeros(N, dtype=torch.int64)
+    y[5] = 9
+    with pytest.raises(InvalidArgument, match="writes into its example"):
+        run((x, y), loss, nn.Linear(3, 2))

@@ -61,10 +61,9 @@ def clipped_sum(
     sums, program = way_of(model).sums, getattr(loss, "__code__", type(loss))
     clipper.calls = sums.get(program, 0)  # what was tried for one batch need not be tried for the next
     clipper.try_out(batch)
-    drawn = torch.randint(
-        256, (32,), dtype=torch.uint8, device="cpu"
-    )  # so that no state that was kept is the present one
-    with generators.seeded(drawn.numpy().tobytes()):
+    # Seeded anew, so that no state of a generator that the program has kept is the present one.
+    seed = torch.randint(256, (32,), dtype=torch.uint8, device="cpu")
+    with generators.seeded(seed.numpy().tobytes()):
         clipped = clipper.add_up(batch, rule, rows)
     clipper.check_failures()
     sums[program] = clipper.calls

@@ -41,8 +41,6 @@ FIRST = 4  # examples that are tried
 LEAST, MOST = 64 << 20, 320 << 20  # bytes of one microbatch
 KEPT = 48 << 20  # bytes of one whose kept gradients are many
 SHARE = 0.85  # of what the plain step would keep
-RECORDED, PASSES = 40 << 20, 8  # bytes that are worth a microbatch of a loop, alone and for each byte of parameters
-WAITING = 0.36  # of what the whole lot of a loop takes
 SLACK = 1.1  # a lot that is only a little larger than one microbatch is not cut
 
 Cost = tuple[float, float]
@@ -263,12 +261,6 @@ def cut(size: int, cost: Cost, parameters: Mapping[str, nn.Parameter], memory: f
     least = LEAST if gradients <= 0.3 * activations else KEPT
     target = min(max(least, SHARE * activations * size), MOST) + 2 * _bytes(parameters)
     return _evenly(size, min(target, memory) / max(activations + gradients, 1.0))
-
-
-def cut_loop(size: int, cost: Cost, parameters: Mapping[str, nn.Parameter]) -> list[int]:
-    """The same where all microbatches go forward before any goes backward: all activations wait anyhow."""
-    activations = max(cost[0], 1.0)
-    return _evenly(size, max(RECORDED + PASSES * _bytes(parameters), WAITING * activations * size) / activations)
 
 
 def _evenly(size: int, most: float) -> list[int]:

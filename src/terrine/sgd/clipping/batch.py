@@ -40,6 +40,16 @@ def flatten_batch(batch: Any) -> tuple[list[Any], Any, int]:
     return leaves, nesting, shapes[0][0]
 
 
+def make_up_rows(leaves: Sequence[Any], values: Sequence[int]) -> list[Any]:
+    """Return leaves of the same format with one constant row for each value: they tell nothing of a batch."""
+    return [
+        leaf.new_tensor(values).view(-1, *[1] * (leaf.dim() - 1)).expand(-1, *leaf.shape[1:]).clone()
+        if isinstance(leaf, Tensor)
+        else leaf
+        for leaf in leaves
+    ]
+
+
 class Rows:
     """Some rows of a batch, whose leaves are those of the whole batch."""
 

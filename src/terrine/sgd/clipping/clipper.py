@@ -38,7 +38,7 @@ from terrine.sgd.clipping.alone import (
     take_gradients,
     way_of,
 )
-from terrine.sgd.clipping.batch import Rows, as_slice, check_people, flatten_batch, group_by_rows
+from terrine.sgd.clipping.batch import Rows, as_slice, check_people, flatten_batch, group_by_rows, make_up_rows
 from terrine.sgd.clipping.functions import check_hooks, trained
 from terrine.sgd.clipping.recording import Divided, Recording
 from terrine.sgd.clipping.state import Reachable, Watch, caller, check_state
@@ -95,14 +95,8 @@ class Clipper:
         failures: list[Exception] = []
         with generators.seeded(secrets.token_bytes(32)):  # a program that seeds them itself is noticed
             for value in (0, 1):
-                made_up = [
-                    torch.full((2, *leaf.shape[1:]), value, dtype=leaf.dtype, device=leaf.device)
-                    if isinstance(leaf, Tensor)
-                    else leaf
-                    for leaf in leaves
-                ]
                 try:
-                    self._try_out(Rows(made_up, nesting))
+                    self._try_out(Rows(make_up_rows(leaves, [value, value]), nesting))
                     return
                 except TerrineError:
                     self.calls = 0
@@ -124,11 +118,8 @@ class Clipper:
         """
         leaves, nesting, size = flatten_batch(batch)
         with generators.seeded(secrets.token_bytes(32)):
-            made_up = [
-                torch.stack([torch.zeros_like(leaf[0]), torch.ones_like(leaf[0])]) if isinstance(leaf, Tensor) else leaf
-                for leaf in (leaves if size else ())
-            ]
-            if size and not self.measure(metric, pytree.tree_unflatten(made_up, nesting)).isfinite().any():
+            made_up = pytree.tree_unflatten(make_up_rows(leaves, [0, 1]), nesting)
+            if size and not self.measure(metric, made_up).isfinite().any():
                 raise InvalidArgument(
                     f"metric {name!r}: gives no number for made-up examples; want a function of (model, batch) for a "
                     "batch of one"
@@ -138,7 +129,7 @@ class Clipper:
         self._check_loss(rows)
         for is_first in (True, False):  # in which a program may find something out, and keep that
             reachable = None if is_first else Reachable(self._roots)
-            self._microbatch(rows, 1, ClippedSums(self.parameters), as_rule(1.0), is_trial=True)
+            self._microbatch(rows, 1, ClippedSums(self.parameters), as_rule(1.0))
             if self.failure is not None:
                 failure, self.failure, self._failed = self.failure, None, 0
                 raise failure
@@ -244,18 +235,13 @@ class Clipper:
 
     def _measure_cost(self, leaves: list[Any], nesting: Any) -> None:
         """Find out on made-up rows what one row takes; nothing, where they fail."""
-        made_up = [
-            torch.zeros_like(leaf[:1]).expand(FIRST, *leaf.shape[1:]).clone() if isinstance(leaf, Tensor) else leaf
-            for leaf in leaves
-        ]
+        made_up = make_up_rows(leaves, [0] * FIRST)
         before = self.failure, self._failed
         with generators.replayed(self._device), suppress(Exception):
             self._microbatch(Rows(made_up, nesting), 1, ClippedSums(self.parameters), as_rule(1.0))
         self.failure, self._failed = before
 
-    def _microbatch(
-        self, rows: Rows, each: int, sums: ClippedSums, rule: ClippingRule, *, is_trial: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def _microbatch(self, rows: Rows, each: int, sums: ClippedSums, rule: ClippingRule) -> tuple[Tensor, Tensor]:
         """Add the clipped gradients of these units, of `each` rows, to the sums; return their norms and losses.
 
         Where vmap fails for some, halves go on by themselves: an example that fails changes nothing for the others.
@@ -272,10 +258,11 @@ class Clipper:
             return self._apart(rows, *group_by_answer(divided.answers, each), each, sums, rule)
         except Exception as failure:  # whatever it is: what is wrong with an example, one by one will say
             generators.restore(before, self._device)
-            of_example = self.is_run and not self._is_trial and isinstance(failure, RefusedReading)
-            again = not of_example and self._way.change(failure, is_trial=is_trial, is_single=len(units) == 1)
+            again = not self._is_of_example(failure) and self._way.change(
+                failure, is_trial=self._is_trial, is_single=len(units) == 1
+            )
         if again or self._way.one_by_one:
-            return self._microbatch(rows, each, sums, rule, is_trial=is_trial)
+            return self._microbatch(rows, each, sums, rule)
         if len(units) == 1:
             return self._alone(rows, sums, rule)
         half = len(units) // 2 * each
@@ -317,10 +304,10 @@ class Clipper:
         finally:
             wrote = not self._way.writes_rows and versions != [tensor._version for tensor in given]
             self._way.writes_rows |= wrote
-        if wrote and not self._is_trial:
-            raise InvalidArgument(
-                "the loss or the model writes into its example; want a copy first, as by x = x.clone()"
-            )
+            if wrote and not self._is_trial:  # also where it fails afterwards: the rows are not what they were
+                raise InvalidArgument(
+                    "the loss or the model writes into its example; want a copy first, as by x = x.clone()"
+                )
 
     def _apart(
         self, rows: Rows, parts: list[Tensor], alone: list[Tensor], each: int, sums: ClippedSums, rule: ClippingRule
@@ -342,8 +329,8 @@ class Clipper:
                 for name, gradient in self._take_gradients(rows, index, values).items():
                     totals[name] = gradient if name not in totals else totals[name] + gradient
         except Exception as failure:
-            of_example = self.is_run and not self._is_trial and isinstance(failure, RefusedReading)
-            if is_out_of_memory(failure) or (isinstance(failure, TerrineError) and not of_example):
+            refused = isinstance(failure, TerrineError) and not self._is_of_example(failure)
+            if refused or is_out_of_memory(failure):
                 raise
             generators.restore(before, self._device)
             self.failure, self._failed = failure, self._failed + 1
@@ -353,6 +340,10 @@ class Clipper:
         with torch.no_grad(), full_precision(self._device):
             norm = sums.add_rows(gradients, rule) if gradients else torch.zeros(1, device=self._device)
         return norm, torch.stack(values[-each:]).mean(0, keepdim=True)
+
+    def _is_of_example(self, failure: Exception) -> bool:
+        """Whether a refusal is one example's own, which adds nothing: in a run, of what the trial did not refuse."""
+        return self.is_run and not self._is_trial and isinstance(failure, RefusedReading)
 
     def _take_gradients(self, rows: Rows, index: int, values: list[Tensor]) -> dict[str, Tensor]:
         """One row's gradients by parameter name; its loss is appended to `values`."""
